@@ -1,0 +1,20 @@
+//! hotset decides, at each Mixture-of-Experts layer of a decode, which experts run and which of them are in memory.
+//!
+//! The rooms, in the order in which a token passes through them:
+//!
+//! - [`abi`]: extern "C", what an engine calls; the only room that knows C.
+//! - [`hook`]: the live runtime, which composes the rooms below.
+//! - [`route`]: candidates, MoCE reranking, cold drop: pure functions.
+//! - [`cache`]: which experts of a layer are resident, and which one goes.
+//! - [`store`]: bytes: the slot arena, direct reads, I/O lanes.
+//! - [`model`]: what is on disk: GGUF, types, where each expert lies.
+//! - [`trace`]: Q4RT files, the live recorder, the sidecar.
+//!
+//! `model`, `cache`, `route` and `trace` know nothing of each other; `store` reads `model`'s expert table.
+
+pub mod error;
+pub mod model;
+pub mod store;
+pub mod trace;
+
+pub use error::{Error, ErrorKind, Result};
