@@ -12,8 +12,10 @@
 //!
 //! `model`, `cache`, `route` and `trace` know nothing of each other; `store` reads `model`'s expert table.
 
+pub mod cache;
 pub mod error;
 pub mod model;
+pub mod route;
 pub mod store;
 pub mod trace;
 

@@ -1,0 +1,153 @@
+//! The cache by tables, and against a literal transcription of the reference's rules.
+
+use super::*;
+use proptest::prelude::*;
+
+fn token(cache: &mut LayerCache, experts: &[u16]) -> Vec<Placed> {
+    assert!(cache.begin_batch(experts.iter().copied()));
+    let placed = experts.iter().map(|&e| cache.place(e).unwrap()).collect();
+    cache.end_token();
+    cache.end_batch();
+    placed
+}
+
+fn misses(placed: &[Placed]) -> usize {
+    placed.iter().filter(|p| matches!(p, Placed::Miss { .. })).count()
+}
+
+#[test]
+fn a_used_expert_is_not_first_to_go() {
+    // "LRU" that is FIFO: A B A C with room for 2, B goes.
+    let mut c = LayerCache::lru(4, 2);
+    for e in [0, 1, 0] {
+        token(&mut c, &[e]);
+    }
+    assert_eq!(token(&mut c, &[2]), [Placed::Miss { slot: 1, victim: Some(1) }]);
+    assert!(c.is_resident(0));
+}
+
+#[test]
+fn ties_go_to_the_lowest_id() {
+    let mut c = LayerCache::lru(8, 3);
+    token(&mut c, &[6, 4, 5]);
+    assert_eq!(c.resident_oldest_first(), [4, 5, 6]);
+    assert!(matches!(token(&mut c, &[7])[0], Placed::Miss { victim: Some(4), .. }));
+}
+
+#[test]
+fn repeats_in_a_batch_update_the_recency() {
+    // One batch of two tokens, {1, 2} then {3, 1}: 1 and 3 are the newest, in that order of use.
+    let mut c = LayerCache::lru(8, 5);
+    token(&mut c, &[0]);
+    assert!(c.begin_batch([1, 2, 3, 1].into_iter()));
+    for t in [[1, 2], [3, 1]] {
+        t.iter().for_each(|&e| {
+            c.place(e).unwrap();
+        });
+        c.end_token();
+    }
+    c.end_batch();
+    assert_eq!(c.resident_oldest_first(), [0, 2, 1, 3]);
+}
+
+#[test]
+fn a_batch_that_does_not_fit_changes_nothing() {
+    let mut c = LayerCache::lru(8, 4);
+    token(&mut c, &[0, 1, 2]);
+    let before = c.resident_oldest_first();
+    assert!(!c.begin_batch([1, 2, 3, 4, 5].into_iter()));
+    assert_eq!(c.resident_oldest_first(), before);
+    // capacity 4 and four asked for: fits, and what the batch names is never a victim
+    assert!(c.begin_batch([4, 5, 0, 1].into_iter()));
+    for e in [4, 5, 0, 1] {
+        c.place(e).unwrap();
+    }
+    c.end_token();
+    c.end_batch();
+    assert_eq!(c.resident_oldest_first(), [0, 1, 4, 5]);
+}
+
+#[test]
+fn no_victim_is_an_error_and_overwrites_nothing() {
+    // Capacity k, all in use, one more asked for: begin_batch refuses, and place() on top of a full batch has no slot.
+    let mut c = LayerCache::lru(8, 2);
+    assert!(!c.begin_batch([0, 1, 2].into_iter()));
+    assert!(c.begin_batch([0, 1].into_iter()));
+    c.place(0).unwrap();
+    c.place(1).unwrap();
+    c.pinned[2] = true;
+    assert_eq!(c.place(2), Err(NoVictim));
+    assert!(c.is_resident(0) && c.is_resident(1) && !c.is_resident(2));
+}
+
+#[test]
+fn a_shrunken_cache_stays_small() {
+    let mut c = LayerCache::lru(32, 16);
+    for t in 0..4 {
+        token(&mut c, &[4 * t, 4 * t + 1, 4 * t + 2, 4 * t + 3]);
+    }
+    let mut released = Vec::new();
+    c.set_capacity(6, |s| released.push(s));
+    assert_eq!((c.n_resident(), released.len()), (6, 10));
+    for t in 0..4 {
+        token(&mut c, &[16 + 4 * t, 17 + 4 * t, 18 + 4 * t, 19 + 4 * t]);
+        assert!(c.n_resident() <= 6);
+    }
+    c.set_capacity(20, |_| unreachable!());
+    for t in 0..5 {
+        token(&mut c, &[4 * t, 4 * t + 1, 4 * t + 2, 4 * t + 3]);
+    }
+    assert_eq!(c.n_resident(), 20);
+}
+
+#[test]
+fn a_forgotten_expert_is_a_miss_again() {
+    let mut c = LayerCache::lru(8, 3);
+    token(&mut c, &[0, 1, 2]);
+    let slot = c.slot_of(1).unwrap();
+    assert_eq!(c.expert_in(slot), Some(1));
+    c.forget(1);
+    assert_eq!(token(&mut c, &[1]), [Placed::Miss { slot, victim: None }]);
+}
+
+#[test]
+fn restore_keeps_the_order_and_the_newest() {
+    let mut c = LayerCache::lru(8, 3);
+    c.restore(&[7, 1, 5, 0]);
+    assert_eq!(c.resident_oldest_first(), [1, 5, 0]);
+}
+
+/// The reference's LRU, word for word: a set, last_used by token, min over (last_used, id) of what was not chosen.
+fn reference_misses(tokens: &[Vec<u16>], n: usize, cap: usize) -> usize {
+    let (mut set, mut last, mut misses) = (std::collections::BTreeSet::new(), vec![0usize; n], 0);
+    for (t, chosen) in tokens.iter().enumerate() {
+        for &e in chosen {
+            if !set.contains(&e) {
+                misses += 1;
+                if set.len() >= cap {
+                    let victim =
+                        *set.iter().filter(|c| !chosen.contains(c)).min_by_key(|&&c| (last[c as usize], c)).unwrap();
+                    set.remove(&victim);
+                }
+                set.insert(e);
+            }
+            last[e as usize] = t + 1;
+        }
+    }
+    misses
+}
+
+proptest! {
+    #[test]
+    fn lru_is_the_references(tokens in prop::collection::vec(prop::sample::subsequence((0u16..24).collect::<Vec<_>>(), 5).prop_shuffle(), 1..80), cap in 5u32..24) {
+        let mut c = LayerCache::lru(24, cap);
+        let live: usize = tokens.iter().map(|t| misses(&token(&mut c, t))).sum();
+        prop_assert_eq!(live, reference_misses(&tokens, 24, cap as usize));
+        // every resident expert has a slot of its own below the capacity
+        let mut slots: Vec<u32> = (0..24).filter_map(|e| c.slot_of(e)).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        prop_assert_eq!(slots.len() as u32, c.n_resident());
+        prop_assert!(slots.iter().all(|&s| s < cap));
+    }
+}
