@@ -21,8 +21,10 @@ sh tests/setup.sh
 mkdir -p $out
 echo "building hotset, and llama.cpp with it (the first time takes minutes: 9 on two cores) ..."
 for target in build llama; do
-    # quiet where it works; everything where it does not
-    if ! make $target >$out/build.log 2>&1; then
+    # cargo's progress for who watches; otherwise quiet where it works, everything where it does not
+    if [ -t 2 ]; then
+        make $target >/dev/null
+    elif ! make $target >$out/build.log 2>&1; then
         cat $out/build.log >&2
         exit 1
     fi
@@ -35,7 +37,7 @@ else
     printf '%s' "$(sed '/^%%$/,$d' "$data/prompts.txt")" >$out/prompt.txt
 fi
 
-# one_line NAME ARGUMENTS: a run, whose JSON object goes to $out/NAME.json in one line
+# run NAME ARGUMENTS: a run, whose JSON object goes to $out/NAME.json in one line
 run() {
     name=$1
     shift

@@ -17,6 +17,7 @@ failed=
 number=0
 begun=$(date +%s)
 llama_flags=${HOTSET_LLAMA_RUSTFLAGS:--C target-cpu=native}
+export RUST_BACKTRACE="${RUST_BACKTRACE:-0}" CARGO_TERM_COLOR=never
 
 minutes() { awk -v s="$1" 'BEGIN { if (s < 60) printf "%d s", s; else printf "%d min %02d s", s / 60, s % 60 }'; }
 
@@ -39,9 +40,13 @@ step() {
     else
         echo "FAILED ($status), $took"
         failed="$failed $name"
-        # the names of failed tests, then the end of the log
+        # what the failed tests said; for anything else the end of the log
         sed -n 's/^test \(.*\) \.\.\. FAILED$/    failed: \1/p' "$log"
-        tail -n 50 "$log" | sed 's/^/    | /'
+        if grep -q '^failures:$' "$log"; then
+            awk '/^failures:$/ { on = 1 } /^test result:/ { on = 0 } on && NF' "$log" | head -n 80
+        else
+            tail -n 50 "$log"
+        fi | sed 's/^/    | /'
         echo "    all of it: ${log#"$root"/}"
     fi
     return $status
@@ -91,7 +96,7 @@ step lean "the library without features: libhotset.a" lean_library
 step dependencies "its dependencies" lean_dependencies
 step doc "cargo doc" docs
 if [ "${HOTSET_SKIP_LLAMA:-}" = 1 ]; then
-    echo "skipped: everything with llama.cpp in it: HOTSET_SKIP_LLAMA=1" | tee "$logs/llama-skipped.log"
+    echo "skipped: everything with llama.cpp in it: HOTSET_SKIP_LLAMA=1" >"$logs/llama-skipped.log"
 else
     if step llama "llama.cpp, and hotset-llama" llama build; then
         step llama-clippy "clippy of hotset-llama" llama clippy --all-targets -- -D warnings

@@ -39,8 +39,9 @@ have_clang_headers() {
 
 # the gaps, as words that each package manager translates
 gaps() {
-    have cc || echo compiler
-    have c++ || echo compiler
+    # on macOS cc is there without Apple's tools too, and then only offers to install them
+    if [ "$(uname -s)" = Darwin ]; then xcode-select -p >/dev/null 2>&1 || echo compiler; fi
+    have cc && have c++ || echo compiler
     have cmake || echo cmake
     have_libclang && have_clang_headers || echo libclang
     have python3 || echo python3
@@ -106,7 +107,7 @@ else
     if [ "$(id -u)" != 0 ]; then
         if have sudo && sudo -n true 2>/dev/null; then root="sudo -n"; else cannot "root is needed to install$packages"; fi
     fi
-    # lists may be old or absent: a plain install first costs little, and works off the net where the packages are cached
+    # a fresh machine's lists are old or absent
     $root apt-get update -qq >"$log" 2>&1 </dev/null || echo "apt-get update failed, trying with the lists that are there: $(tail -n 1 "$log")" >&2
     $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >"$log" 2>&1 </dev/null || { tail -n 5 "$log" >&2; cannot "apt-get failed"; }
 fi
