@@ -75,18 +75,19 @@ web() {
     echo "$("$RUSTC" --version), $(cargo --version)"
 }
 
-# cargo check links nothing, so a build script's C needs no Apple SDK: its objects may be empty
+# cargo check links nothing, so a build script's C needs no Apple SDK: its objects and archives may be empty
 no_c() {
-    cat >"$dir/no-cc" <<'CC'
+    cat >"$dir/no-c" <<'CC'
 #!/bin/sh
-# a C compiler that writes empty objects
-while [ $# -gt 0 ]; do
-    if [ "$1" = -o ]; then : >"$2"; fi
-    shift
+# a C compiler, and an ar, that make empty files
+last=
+for argument; do
+    case $last:$argument in -o:* | *:*.a) : >"$argument" ;; esac
+    last=$argument
 done
 CC
-    chmod +x "$dir/no-cc"
-    export CC_aarch64_apple_darwin=$dir/no-cc CXX_aarch64_apple_darwin=$dir/no-cc AR_aarch64_apple_darwin=ar SDKROOT=/nonexistent
+    chmod +x "$dir/no-c"
+    export CC_aarch64_apple_darwin=$dir/no-c CXX_aarch64_apple_darwin=$dir/no-c AR_aarch64_apple_darwin=$dir/no-c SDKROOT=/nonexistent
 }
 
 mac() {
