@@ -169,12 +169,16 @@ fn slice(info: &TensorInfo, name: &Name) -> Result<(u32, ExpertTensor)> {
         let wanted = ["[experts]", "[out, experts]", "[in, out, experts]"][axis];
         return Err(err!(Model, "tensor {} has the shape {ne:?}, {wanted} is wanted", info.name));
     }
-    let n_experts = u16::try_from(ne[axis]).ok().filter(|n| *n > 0).ok_or_else(|| {
-        err!(Model, "tensor {} has {} experts, 1 to {} are possible", info.name, ne[axis], u16::MAX)
-    })?;
+    let n_experts = u16::try_from(ne[axis])
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| err!(Model, "tensor {} has {} experts, 1 to {} are possible", info.name, ne[axis], u16::MAX))?;
     let Some(bytes) = info.bytes else {
         let (name, number) = (&info.name, info.ggml_type);
-        return Err(err!(Model, "tensor {name} has ggml type {number}, which is not known: its experts cannot be found"));
+        return Err(err!(
+            Model,
+            "tensor {name} has ggml type {number}, which is not known: its experts cannot be found"
+        ));
     };
     // Scales of a type with blocks of several elements would share a block between experts.
     let block = quant::type_info(info.ggml_type).map_or(1, |t| u64::from(t.block));

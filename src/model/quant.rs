@@ -96,8 +96,9 @@ pub fn row_bytes(number: u32, ne0: u64) -> Result<u64> {
     let Some(t) = type_info(number) else {
         return Err(err!(Format, "ggml type {number} is not known"));
     };
-    blocks_bytes(ne0, t.block, t.block_bytes).ok_or_else(|| {
-        err!(Format, "a row of {ne0} elements is not a whole number of {} blocks of {} elements", t.name, t.block)
+    blocks_bytes(ne0, t.block, t.block_bytes).ok_or_else(|| match ne0 % u64::from(t.block) {
+        0 => err!(Format, "a row of {ne0} elements of {} has more bytes than can be", t.name),
+        _ => err!(Format, "a row of {ne0} elements is not a whole number of {} blocks of {} elements", t.name, t.block),
     })
 }
 
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(row_bytes(14, 256).unwrap(), 210);
         assert!(row_bytes(TYPE_Q2_0, 96).unwrap_err().detail.contains("96"));
         assert!(row_bytes(4, 64).unwrap_err().detail.contains("type 4"));
-        assert!(row_bytes(28, u64::MAX).is_err());
+        assert!(row_bytes(28, u64::MAX).unwrap_err().detail.contains("more bytes than can be"));
     }
 
     #[test]
