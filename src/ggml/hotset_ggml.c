@@ -355,9 +355,10 @@ static bool ask_topk(struct hotset_ggml * g, struct ggml_tensor * t, int block) 
 
 /* A node of the current layer that the router's choice picks from. */
 static void ask_picker(struct hotset_ggml * g, struct layer * l, struct ggml_tensor * source, int expert_dim) {
-    if (!l->admitted) {
+    if (!l->admitted && g->status >= 0) {
         do_admit(g, l);
     }
+    /* After an error no layer is stopped at any more: ids stay expert ids, and what may still be computed is computed from the file. */
     bind(g, l, source, expert_dim);
 }
 
