@@ -84,7 +84,9 @@ mod tests {
         let sum = Arc::new(AtomicU32::new(0));
         let lanes = Lanes::start(3, 100, || {
             let sum = sum.clone();
-            Ok(move |job: Job| drop(sum.fetch_add(job.slot, SeqCst)))
+            Ok(move |job: Job| {
+                sum.fetch_add(job.slot, SeqCst);
+            })
         })
         .unwrap();
         (1..=100).for_each(|i| lanes.submit(job(i)).unwrap());
@@ -98,7 +100,9 @@ mod tests {
         let wait = Arc::new(std::sync::Mutex::new(wait));
         let lanes = Lanes::start(1, 2, || {
             let wait = wait.clone();
-            Ok(move |_| drop(wait.lock().unwrap().recv()))
+            Ok(move |_| {
+                wait.lock().unwrap().recv().unwrap_err();
+            })
         })
         .unwrap();
         let returned = (0..10).filter_map(|i| lanes.submit(job(i)).err()).count();

@@ -300,7 +300,8 @@ impl Store {
         &self.io
     }
 
-    /// Whether all files are still the ones that were opened, by name and length. A few system calls: not for every pass.
+    /// Whether all files are still the ones that were opened: name, length, identity and last write. One system call a
+    /// file: not for every pass.
     pub fn check_files(&self) -> Result<()> {
         self.shared.files.iter().try_for_each(SourceFile::check)
     }

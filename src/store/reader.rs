@@ -15,9 +15,9 @@
 //! A read that comes back short is continued. One that fails is an error with the file, the offset and both lengths.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, IoSliceMut};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -96,11 +96,20 @@ pub(super) struct ReadCounters {
     pub failures: AtomicU64,
 }
 
+/// Device, number on it, seconds and nanoseconds of the last write.
+type Identity = (u64, u64, i64, i64);
+
+fn identity(m: &Metadata) -> Identity {
+    (m.dev(), m.ino(), m.mtime(), m.mtime_nsec())
+}
+
 /// One model file, open for reading.
 pub(super) struct SourceFile {
     path: PathBuf,
     /// At open; every later difference is a change.
     len: u64,
+    /// Which file this name was at open, and when it had been written to.
+    identity: Identity,
     source: Box<dyn ReadAt>,
     mode: IoMode,
     /// Why `mode` is not what was asked for.
@@ -132,23 +141,28 @@ impl SourceFile {
                 (file, IoMode::Buffered, (1, 1))
             }
         };
-        let found =
-            file.metadata().map_err(|e| err!(Io, "cannot ask for the length of {}: {e}", path.display()))?.len();
+        let meta = file.metadata().map_err(|e| err!(Io, "cannot ask for the length of {}: {e}", path.display()))?;
+        let found = meta.len();
         if found != len {
             return Err(err!(Changed, "{} has {found} bytes; it had {len} when its header was read", path.display()));
         }
-        let source = wrap(Box::new(file));
-        Ok(SourceFile { path: path.to_owned(), len, source, mode, reason, mem_align, offset_align })
+        let (source, identity) = (wrap(Box::new(file)), identity(&meta));
+        Ok(SourceFile { path: path.to_owned(), len, identity, source, mode, reason, mem_align, offset_align })
     }
 
-    /// Whether the file under this name is still the one that was opened, with the length it had.
+    /// Whether the file under this name is still the one that was opened, and nobody has written to it.
     pub fn check(&self) -> Result<()> {
         let here = self.path.display();
-        let named =
-            std::fs::metadata(&self.path).map_err(|e| err!(Changed, "{here} is not there any more: {e}"))?.len();
-        let opened = self.source.len().map_err(|e| err!(Io, "cannot ask for the length of {here}: {e}"))?;
-        if named != self.len || opened != self.len {
-            return Err(err!(Changed, "{here}: {} bytes at open, now {opened}, and {named} under its name", self.len));
+        let now = std::fs::metadata(&self.path).map_err(|e| err!(Changed, "{here} is not there any more: {e}"))?;
+        if now.len() != self.len {
+            return Err(err!(Changed, "{here} had {} bytes at open, now {}", self.len, now.len()));
+        }
+        if identity(&now) != self.identity {
+            let (then, now) = (self.identity, identity(&now));
+            return Err(err!(
+                Changed,
+                "{here} was replaced or written to: (device, inode, mtime) {then:?}, now {now:?}"
+            ));
         }
         Ok(())
     }
@@ -410,6 +424,7 @@ mod tests {
         SourceFile {
             path: "fake.gguf".into(),
             len: LEN as u64,
+            identity: (0, 0, 0, 0),
             source: Box::new(Fake { data, mem, block, script: Mutex::new(script), len_now: Mutex::new(None) }),
             mode: if block == 1 { IoMode::Buffered } else { IoMode::Direct },
             reason: String::new(),

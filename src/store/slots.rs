@@ -310,7 +310,13 @@ mod tests {
         l.wait_all(SOON).unwrap();
         assert_eq!((l.expert(0), l.expert(1)), (Some(7), None));
         for took_memory in [true, false] {
-            l.reset(0, false, |was| Ok(assert_eq!(was, took_memory))).unwrap();
+            let mut was = None;
+            l.reset(0, false, |w| {
+                was = Some(w);
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(was, Some(took_memory));
         }
         assert_eq!(l.expert(0), None);
         assert_eq!(l.wait(0, Some(0), SOON).unwrap_err().kind, ErrorKind::State);
