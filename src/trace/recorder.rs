@@ -410,6 +410,11 @@ impl Recorder {
         Ok(())
     }
 
+    /// What the scores are (`logit`, `log_prob`, ...), where that is known only once the engine hands some over.
+    pub fn set_score_space(&mut self, name: &'static str) {
+        self.pending.state.lock().events.push(Event::ScoreSpace(self.sent, name));
+    }
+
     /// Whether a pass is at hand and being recorded.
     #[inline]
     pub fn in_pass(&self) -> bool {

@@ -138,6 +138,8 @@ pub(super) struct PendingState {
 pub(super) enum Event {
     Resident(Resident),
     Settings(SettingsFrom),
+    /// What the scores from this token on are.
+    ScoreSpace(u64, &'static str),
 }
 
 impl Event {
@@ -145,6 +147,7 @@ impl Event {
         match self {
             Self::Resident(resident) => resident.before_token,
             Self::Settings(from) => from.token,
+            Self::ScoreSpace(token, _) => *token,
         }
     }
 }
@@ -222,6 +225,7 @@ impl TraceSink {
                         _ => self.sidecar.settings.push(from),
                     }
                 }
+                Some(Event::ScoreSpace(_, name)) => name.clone_into(&mut self.sidecar.score_space),
                 _ => {}
             }
             self.changed = true;
