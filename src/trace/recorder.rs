@@ -23,7 +23,7 @@ use serde_json::Value;
 use crate::error::{Error, Result, err};
 use crate::trace::q4rt::{Header, encode_record};
 use crate::trace::sidecar::{
-    Model, Phase, Placement, Resident, Settings, SettingsFrom, Shape, Sidecar, range_path, sidecar_path,
+    Model, Phase, Placement, Resident, Settings, SettingsFrom, Shape, Sidecar, range_path, resident_fault, sidecar_path,
 };
 use crate::trace::spool::{Block, FileSink, Sink, Spool};
 use crate::trace::writer::{Event, Layout, Pending, TokenMeta, TraceSink};
@@ -50,6 +50,8 @@ pub mod reason {
     pub const RESET: &str = "reset";
     pub const WRITE_FAILED: &str = "write failed";
     pub const SIDECAR_FULL: &str = "sidecar full";
+    /// What was said to be resident names no layer's experts: a fault of the caller.
+    pub const SNAPSHOT: &str = "snapshot not valid";
 }
 
 /// What a recorder needs to know.
@@ -118,6 +120,8 @@ pub struct Recorder {
     spool: Spool,
     pending: Arc<Pending>,
     layout: Layout,
+    /// Of each layer.
+    n_experts: Vec<u32>,
     record_prefill: bool,
     path: PathBuf,
     /// Those of the pass at hand, one a token.
@@ -183,11 +187,13 @@ impl Recorder {
         sidecar.write(&json, false)?;
 
         let pending = Arc::<Pending>::default();
+        let n_experts = sidecar.shape.n_experts.clone();
         let sink = TraceSink::new(layout, records, ranges, pending.clone(), sidecar, json);
         Ok(Self {
             spool: Spool::new("hotset-trace", config.queue_tokens, block_bytes, wrap(Box::new(sink)))?,
             pending,
             layout,
+            n_experts,
             record_prefill: config.record_prefill,
             path: path.to_owned(),
             blocks: Vec::with_capacity(config.queue_tokens),
@@ -221,10 +227,12 @@ impl Recorder {
             return false;
         }
         let snapshot = self.gap.take().map(|why| (snapshot().into(), why));
-        let refused = match &snapshot {
-            Some((now, _)) if now.layers.len() != self.layout.n_layers => Some(reason::LAYER_ORDER),
-            _ => None,
+        // one bad id would make the whole sidecar unreadable
+        let sound = |layers: &[Vec<u16>]| {
+            layers.len() == self.n_experts.len()
+                && layers.iter().zip(&self.n_experts).all(|(ids, &n)| resident_fault(ids, n).is_none())
         };
+        let refused = snapshot.as_ref().filter(|(now, _)| !sound(&now.layers)).map(|_| reason::SNAPSHOT);
         self.pass = Some(Pass { phase, position, n_tokens, first: 0, layers: 0, rows: 0, row: 0, refused, snapshot });
         refused.is_none()
     }
@@ -399,7 +407,7 @@ impl Recorder {
 
     /// The settings that hold from the next token on. A gap as well.
     pub fn set_settings(&mut self, settings: Settings) -> Result<()> {
-        settings.check()?;
+        settings.check(self.layout.n_layers)?;
         self.mark_gap(reason::SETTINGS);
         // then nothing more is recorded that they could hold for
         if self.pending.full.load(Ordering::Relaxed) {
@@ -473,7 +481,7 @@ fn first_sidecar(config: &RecorderConfig) -> Result<Sidecar> {
     if let Some(layer) = shape.n_experts.iter().position(|&n| n < top_m.into()) {
         return Err(err!(Argument, "trace: top_m {top_m}, {} experts in layer {layer}", shape.n_experts[layer]));
     }
-    init.settings.check()?;
+    init.settings.check(shape.n_experts.len())?;
     Ok(Sidecar {
         model: init.model.clone(),
         shape,
@@ -499,4 +507,27 @@ fn create_new(path: &Path) -> Result<FileSink> {
     remove_old(path)?;
     let file = File::create_new(path).map_err(|e| err!(Io, "{}: {e}", path.display()))?;
     Ok(FileSink::new(file, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The hook moves it between the engine's threads.
+    const fn may_move<T: Send>() {}
+    const _: () = may_move::<Recorder>();
+
+    #[test]
+    fn a_full_sidecar_ends_recording() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.q4rt");
+        let config = RecorderConfig { n_layers: 1, n_experts: 4, top_m: 1, ..RecorderConfig::default() };
+        let mut recorder = Recorder::create(&path, config).unwrap();
+        recorder.pending.full.store(true, Ordering::Relaxed);
+        assert!(!recorder.begin_pass(Phase::Decode, 0, 1, || vec![vec![]]));
+        recorder.set_settings(Settings::default()).unwrap();
+        recorder.close().unwrap();
+        let sidecar = Sidecar::read_beside(&path).unwrap().unwrap();
+        assert_eq!((sidecar.left_out[reason::SIDECAR_FULL], sidecar.settings.len()), (1, 1));
+    }
 }

@@ -155,8 +155,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// JSON has no infinity and no NaN.
-    pub fn check(&self) -> Result<()> {
+    /// An error if a reader would refuse them: JSON has no infinity and no NaN, and a page-cache run alone has no slots.
+    pub fn check(&self, n_layers: usize) -> Result<()> {
+        if !self.slots.is_empty() && self.slots.len() != n_layers {
+            return Err(err!(Argument, "settings: slots of {} layers, {n_layers} wanted", self.slots.len()));
+        }
         if !self.lambda.is_finite() || !self.drop.is_finite() {
             return Err(err!(Argument, "settings: lambda {}, drop {}: not finite", self.lambda, self.drop));
         }
@@ -206,6 +209,14 @@ pub struct Resident {
     pub layers: Vec<Vec<u16>>,
     /// What else a replay needs to go on from here (counters of a policy, running means): `null` if nothing.
     pub state: Value,
+}
+
+/// What is wrong with a layer's resident ids, if anything: an expert that it does not have, or one twice.
+pub(super) fn resident_fault(ids: &[u16], n_experts: u32) -> Option<String> {
+    let mut sorted = ids.to_vec();
+    sorted.sort_unstable();
+    let twice = sorted.windows(2).find(|w| w[0] == w[1]).map(|w| format!("{} twice", w[0]));
+    sorted.last().filter(|&&id| u32::from(id) >= n_experts).map(ToString::to_string).or(twice)
 }
 
 /// The whole sidecar.

@@ -256,7 +256,7 @@ impl TraceSink {
             }
         }
         let mut placement: Vec<_> = placement.iter().map(|&code| placement_of(code)).collect();
-        if placement.iter().all(|p| *p == placement[0]) {
+        if placement.windows(2).all(|pair| pair[0] == pair[1]) {
             placement.truncate(1);
         }
         self.size += 200 + 15 * placement.len() as u64;
@@ -408,5 +408,106 @@ impl Sink for TraceSink {
         let result = self.finish();
         self.keep(result)?;
         self.error.clone().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::Write;
+
+    use super::*;
+    use crate::trace::q4rt::{Header, Trace};
+    use crate::trace::sidecar::{Shape, read_ranges};
+
+    const LAYOUT: Layout = Layout { n_layers: 2, top_m: 3, row_range: true };
+
+    fn block(position: i64) -> Vec<u8> {
+        let mut bytes = vec![0; LAYOUT.block().unwrap()];
+        bytes[LAYOUT.range(1)].copy_from_slice(&(position as f32).to_le_bytes());
+        let meta = TokenMeta { phase: Phase::Decode, position, tokens_per_pass: 1, index: 0, first: 0 };
+        meta.encode(&[Placement::Slots], &mut bytes[LAYOUT.records() + LAYOUT.ranges()..]);
+        bytes
+    }
+
+    fn sink(dir: &std::path::Path) -> TraceSink {
+        let trace = dir.join("a.q4rt");
+        let mut records = FileSink::new(File::create(&trace).unwrap(), &trace);
+        records.write(&Header { n_layers: 2, n_experts: 9, top_m: 3, n_tokens: 0 }.encode()).unwrap();
+        let ranges = dir.join("a.q4rt.range");
+        let ranges = FileSink::new(File::create(&ranges).unwrap(), &ranges);
+        let shape = Shape { blocks: vec![0, 1], n_experts: vec![9, 9], k: 2, top_m: 3 };
+        let sidecar = Sidecar { shape, ..Sidecar::default() };
+        TraceSink::new(LAYOUT, records, Some(ranges), Arc::default(), sidecar, dir.join("a.q4rt.json"))
+    }
+
+    #[test]
+    fn meta_data_round_trip() {
+        let meta = TokenMeta { phase: Phase::Prefill, position: i64::MIN, tokens_per_pass: 9, index: 3, first: 2 };
+        let mut bytes = [0; TokenMeta::FIXED + 3];
+        let each = [Placement::Mapped, Placement::Slots, Placement::PassThrough];
+        meta.encode(&each, &mut bytes);
+        let (back, layers) = TokenMeta::decode(&bytes).unwrap();
+        assert_eq!(back, meta);
+        assert_eq!(layers.iter().map(|&code| placement_of(code)).collect::<Vec<_>>(), each);
+        assert_eq!(TokenMeta::decode(&bytes[..9]), None);
+    }
+
+    #[test]
+    fn after_a_failed_write_the_files_hold_the_same_whole_tokens() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.q4rt");
+        let mut sink = sink(dir.path());
+        (0..5).for_each(|position| sink.write(&block(position)).unwrap());
+        sink.flush(true).unwrap();
+        // the disk took two tokens and a half of the records, three tokens and a byte of the ranges
+        let head = HEADER_BYTES + LAYOUT.records() * 2 + 7;
+        File::options().write(true).open(&path).unwrap().set_len(head as u64).unwrap();
+        let ranges = File::options().write(true).open(dir.path().join("a.q4rt.range")).unwrap();
+        ranges.set_len(3 * 8 + 1).unwrap();
+        sink.pending.sent.store(6, Ordering::Relaxed);
+        sink.error = Some(err!(Io, "no space left"));
+        assert!(sink.close().is_err());
+        let trace = Trace::open(&path).unwrap();
+        let health = trace.health();
+        assert_eq!((health.header_tokens, health.found_tokens, health.stray_bytes), (2, 2, 0));
+        assert_eq!(read_ranges(&path, 2).unwrap(), [0.0, 0.0, 0.0, 1.0]);
+        let sidecar = Sidecar::read_beside(&path).unwrap().unwrap();
+        assert_eq!((sidecar.described_tokens(), sidecar.left_out[reason::WRITE_FAILED]), (2, 4));
+        assert_eq!(sidecar.error.unwrap(), "no space left");
+    }
+
+    #[test]
+    fn a_sidecar_that_cannot_be_written_is_an_error_and_the_trace_is_sound() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = sink(dir.path());
+        sink.write(&block(0)).unwrap();
+        fs::create_dir(dir.path().join("a.q4rt.json")).unwrap();
+        assert!(sink.flush(false).is_err());
+        assert!(sink.close().is_err());
+        assert_eq!(Trace::open(dir.path().join("a.q4rt")).unwrap().health().header_tokens, 1);
+        assert!(!dir.path().join("a.q4rt.json.tmp").exists());
+    }
+
+    #[test]
+    fn a_file_that_takes_nothing_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        File::create(&path).unwrap().write_all(b"123").unwrap();
+        let mut file = FileSink::new(File::open(&path).unwrap(), &path);
+        file.write(b"45").unwrap();
+        let error = file.flush(false).unwrap_err().detail;
+        assert!(error.contains("2 bytes at offset 0"), "{error}");
+        assert!(file.patch(0, b"x").is_err());
+    }
+
+    #[test]
+    fn blocks_of_another_size_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = sink(dir.path());
+        for n in 0..LAYOUT.block().unwrap() - LAYOUT.n_layers {
+            assert!(sink.append(&block(0)[..n]).is_err());
+        }
+        assert_eq!(Layout { n_layers: usize::MAX / 4, ..LAYOUT }.block(), None);
     }
 }
