@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result, err};
+use crate::trace::block::{Phase, Placement};
 use crate::trace::q4rt::Header;
 
 /// The value of the key `hotset_sidecar`.
@@ -42,51 +43,6 @@ pub fn sidecar_path(trace: &Path) -> PathBuf {
 /// Where the whole-row ranges of a trace lie, if they were recorded: `<trace>.range`.
 pub fn range_path(trace: &Path) -> PathBuf {
     beside(trace, ".range")
-}
-
-/// What a pass is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Prefill,
-    Decode,
-}
-
-/// Where the experts of a pass were computed from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// The arena's slots: the pass used, and changed, what is resident.
-    Slots,
-    /// The mapped file, because the batch did not fit: what is resident stayed as it was.
-    PassThrough,
-    /// The mapped file as the cache itself: residency is the page cache's, steered by hints.
-    Mapped,
-}
-
-impl Phase {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Prefill, Self::Decode].into_iter().find(|p| p.as_str() == name)
-    }
-}
-
-impl Placement {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Slots => "slots",
-            Self::PassThrough => "pass_through",
-            Self::Mapped => "mapped",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Slots, Self::PassThrough, Self::Mapped].into_iter().find(|p| p.as_str() == name)
-    }
 }
 
 /// One of the model's files.

@@ -9,9 +9,9 @@ use std::fmt::Display;
 use serde_json::{Map, Value};
 
 use crate::error::{Result, err};
+use crate::trace::block::{Phase, Placement};
 use crate::trace::sidecar::{
-    MAX_BYTES, Model, ModelFile, Phase, Placement, Resident, Settings, SettingsFrom, Shape, Sidecar, TokenRange,
-    VERSION, resident_fault,
+    MAX_BYTES, Model, ModelFile, Resident, Settings, SettingsFrom, Shape, Sidecar, TokenRange, VERSION, resident_fault,
 };
 
 impl Sidecar {

@@ -7,7 +7,6 @@
 //! describes tokens that were written.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,105 +15,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result, err};
+use crate::trace::block::{Layout, TokenMeta, placement_of};
+use crate::trace::config::reason;
+use crate::trace::file_sink::FileSink;
 use crate::trace::q4rt::{HEADER_BYTES, N_TOKENS_OFFSET};
-use crate::trace::recorder::reason;
-use crate::trace::sidecar::{Phase, Placement, Resident, SettingsFrom, Sidecar, TokenRange};
-use crate::trace::spool::{FileSink, Sink};
-
-/// Where the parts of a block lie: records, ranges, meta data.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
-    pub n_layers: usize,
-    pub top_m: usize,
-    pub row_range: bool,
-}
-
-impl Layout {
-    pub fn record_bytes(&self) -> usize {
-        4 * self.top_m
-    }
-
-    /// Bytes of a token's records, which are the block's first.
-    pub fn records(&self) -> usize {
-        self.n_layers * self.record_bytes()
-    }
-
-    /// Bytes of a token's row ranges, which follow.
-    pub fn ranges(&self) -> usize {
-        if self.row_range { 4 * self.n_layers } else { 0 }
-    }
-
-    /// Bytes of a whole block, or `None` if no machine word holds them.
-    pub fn block(&self) -> Option<usize> {
-        self.n_layers
-            .checked_mul(self.record_bytes().checked_add(5)?)?
-            .checked_add(TokenMeta::FIXED)
-            .filter(|&n| n <= isize::MAX as usize)
-            .map(|_| self.records() + self.ranges() + TokenMeta::FIXED + self.n_layers)
-    }
-
-    #[inline]
-    pub fn record(&self, layer: usize) -> Range<usize> {
-        let size = self.record_bytes();
-        layer * size..(layer + 1) * size
-    }
-
-    #[inline]
-    pub fn range(&self, layer: usize) -> Range<usize> {
-        let at = self.records() + 4 * layer;
-        at..at + 4
-    }
-}
-
-/// What a block says about its token, for the sidecar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TokenMeta {
-    pub phase: Phase,
-    /// This token's; negative = not known.
-    pub position: i64,
-    pub tokens_per_pass: u32,
-    /// This token's place in its pass.
-    pub index: u32,
-    /// The first token of the pass that is recorded.
-    pub first: u32,
-}
-
-impl TokenMeta {
-    const FIXED: usize = 1 + 8 + 4 + 4 + 4;
-
-    /// Into the end of a block: the fixed part, then a byte a layer for the placement.
-    pub fn encode(&self, placement: &[Placement], out: &mut [u8]) {
-        let (fixed, layers) = out.split_at_mut(Self::FIXED);
-        fixed[0] = (self.phase == Phase::Decode).into();
-        fixed[1..9].copy_from_slice(&self.position.to_le_bytes());
-        fixed[9..13].copy_from_slice(&self.tokens_per_pass.to_le_bytes());
-        fixed[13..17].copy_from_slice(&self.index.to_le_bytes());
-        fixed[17..21].copy_from_slice(&self.first.to_le_bytes());
-        let code = |p: &Placement| *p as u8;
-        match placement {
-            [one] => layers.fill(code(one)),
-            each => layers.iter_mut().zip(each).for_each(|(out, p)| *out = code(p)),
-        }
-    }
-
-    /// The same back, with the placement's bytes. `None` if there are too few.
-    pub fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (fixed, layers) = bytes.split_at_checked(Self::FIXED)?;
-        let u32_at = |at: usize| Some(u32::from_le_bytes(*fixed[at..].first_chunk()?));
-        let meta = Self {
-            phase: if fixed[0] == 1 { Phase::Decode } else { Phase::Prefill },
-            position: i64::from_le_bytes(*fixed[1..].first_chunk()?),
-            tokens_per_pass: u32_at(9)?,
-            index: u32_at(13)?,
-            first: u32_at(17)?,
-        };
-        Some((meta, layers))
-    }
-}
-
-fn placement_of(code: u8) -> Placement {
-    [Placement::Slots, Placement::PassThrough, Placement::Mapped][usize::from(code.min(2))]
-}
+use crate::trace::sidecar::{Resident, SettingsFrom, Sidecar, TokenRange};
+use crate::trace::spool::Sink;
 
 /// What the recorder has to say besides tokens. Its lock is held for moments only, and taken only at gaps.
 #[derive(Default)]
@@ -417,6 +323,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::trace::block::{Phase, Placement};
     use crate::trace::q4rt::{Header, Trace};
     use crate::trace::sidecar::{Shape, read_ranges};
 
@@ -439,18 +346,6 @@ mod tests {
         let shape = Shape { blocks: vec![0, 1], n_experts: vec![9, 9], k: 2, top_m: 3 };
         let sidecar = Sidecar { shape, ..Sidecar::default() };
         TraceSink::new(LAYOUT, records, Some(ranges), Arc::default(), sidecar, dir.join("a.q4rt.json"))
-    }
-
-    #[test]
-    fn meta_data_round_trip() {
-        let meta = TokenMeta { phase: Phase::Prefill, position: i64::MIN, tokens_per_pass: 9, index: 3, first: 2 };
-        let mut bytes = [0; TokenMeta::FIXED + 3];
-        let each = [Placement::Mapped, Placement::Slots, Placement::PassThrough];
-        meta.encode(&each, &mut bytes);
-        let (back, layers) = TokenMeta::decode(&bytes).unwrap();
-        assert_eq!(back, meta);
-        assert_eq!(layers.iter().map(|&code| placement_of(code)).collect::<Vec<_>>(), each);
-        assert_eq!(TokenMeta::decode(&bytes[..9]), None);
     }
 
     #[test]
@@ -508,6 +403,5 @@ mod tests {
         for n in 0..LAYOUT.block().unwrap() - LAYOUT.n_layers {
             assert!(sink.append(&block(0)[..n]).is_err());
         }
-        assert_eq!(Layout { n_layers: usize::MAX / 4, ..LAYOUT }.block(), None);
     }
 }
