@@ -9,8 +9,8 @@ use hotset::trace::{Placement, Sidecar, Trace};
 /// Misses of each layer, of the recorded tokens.
 pub fn misses_per_layer(trace: &Trace, sidecar: &Sidecar) -> Vec<u64> {
     let (n_layers, m, k) = (trace.n_layers(), trace.top_m(), sidecar.shape.k as usize);
-    let mut misses = vec![0; n_layers];
-    for layer in 0..n_layers {
+    let one = |layer: usize| {
+        let mut misses = 0;
         let n_experts = sidecar.shape.n_experts[layer] as usize;
         let mut cache = LayerCache::lru(n_experts, 1);
         let (mut resident, mut settings) = (sidecar.resident.iter().peekable(), sidecar.settings.iter().peekable());
@@ -47,7 +47,7 @@ pub fn misses_per_layer(trace: &Trace, sidecar: &Sidecar) -> Vec<u64> {
                 if fits {
                     for experts in &chosen {
                         let miss = |&e: &u16| matches!(cache.place(e).unwrap(), Placed::Miss { .. });
-                        misses[layer] += experts.iter().map(miss).filter(|m| *m).count() as u64;
+                        misses += experts.iter().map(miss).filter(|m| *m).count() as u64;
                         cache.end_token();
                     }
                     cache.end_batch();
@@ -55,6 +55,7 @@ pub fn misses_per_layer(trace: &Trace, sidecar: &Sidecar) -> Vec<u64> {
                 token += rows;
             }
         }
-    }
-    misses
+        misses
+    };
+    (0..n_layers).map(one).collect()
 }
