@@ -155,7 +155,7 @@ impl Arena {
         unsafe { sys::discard(start, len) }
     }
 
-    /// Tells the system that a slot given back is used again.
+    /// Tells the system that a slot is used for the first time, or again after it was given back.
     ///
     /// # Safety
     /// As for `release`.
