@@ -187,7 +187,10 @@ impl Store {
     /// in the latter case nothing is in flight either.
     pub fn wait_layer(&self, layer: usize) -> Result<()> {
         let slots = self.shared.layer(layer)?;
-        if slots.is_idle() { slots.wait_all(Duration::ZERO) } else { self.timed(|timeout| slots.wait_all(timeout)) }
+        if !slots.is_idle() {
+            self.timed(|timeout| slots.wait_idle(timeout))?;
+        }
+        slots.first_failure()
     }
 
     /// Whether a slice, or with None the whole expert, is in the slot now. Out of range is false.

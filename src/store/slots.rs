@@ -207,16 +207,21 @@ impl LayerSlots {
         }
     }
 
-    /// Waits until nothing is in flight in the layer. Err with the first recorded failure, if there is one.
-    pub fn wait_all(&self, timeout: Duration) -> Result<()> {
-        if !self.sleep_until(|| self.in_flight.load(Acquire) == 0, timeout) {
-            let n = self.in_flight.load(Relaxed);
-            return Err(err!(Timeout, "layer {}: {n} slices not read after {} ms", self.layer, timeout.as_millis()));
+    /// Waits until nothing is in flight in the layer.
+    pub fn wait_idle(&self, timeout: Duration) -> Result<()> {
+        if self.sleep_until(|| self.is_idle(), timeout) {
+            return Ok(());
         }
+        let n = self.in_flight.load(Relaxed);
+        Err(err!(Timeout, "layer {}: {n} slices not read after {} ms", self.layer, timeout.as_millis()))
+    }
+
+    /// Err with the first recorded failure, if there is one.
+    pub fn first_failure(&self) -> Result<()> {
         self.failures.lock().first().map_or(Ok(()), |f| Err(f.error.clone()))
     }
 
-    /// Whether anything is in flight in the layer.
+    /// Whether nothing is in flight in the layer.
     pub fn is_idle(&self) -> bool {
         self.in_flight.load(Acquire) == 0
     }
@@ -303,11 +308,11 @@ mod tests {
         l.finish(0, 1, Ok(()));
         l.wait(0, Some(1), SOON).unwrap();
         assert_eq!(l.wait(0, None, SOON).unwrap_err().kind, ErrorKind::Timeout);
-        assert_eq!(l.wait_all(SOON).unwrap_err().kind, ErrorKind::Timeout);
+        assert_eq!(l.wait_idle(SOON).unwrap_err().kind, ErrorKind::Timeout);
         assert_eq!(l.expert(0), None);
         l.finish(0, 0, Ok(()));
         l.wait(0, None, SOON).unwrap();
-        l.wait_all(SOON).unwrap();
+        l.wait_idle(SOON).unwrap();
         assert_eq!((l.expert(0), l.expert(1)), (Some(7), None));
         for took_memory in [true, false] {
             let mut was = None;
@@ -333,7 +338,7 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(l.wait(1, Some(1), SOON).unwrap_err().detail, "broken");
                 assert_eq!(l.wait(1, None, SOON).unwrap_err().detail, "broken");
-                assert_eq!(l.wait_all(SOON).unwrap_err().detail, "broken");
+                assert_eq!(l.first_failure().unwrap_err().detail, "broken");
             }
             assert_eq!(l.expert(1), None);
             if clear {
@@ -347,7 +352,7 @@ mod tests {
                 l.clear_failed(1).unwrap();
                 assert_eq!(l.expert(1), Some(5), "no failure: nothing cleared");
             }
-            l.wait_all(SOON).unwrap();
+            l.first_failure().unwrap();
         }
     }
 
