@@ -19,7 +19,7 @@ pub enum Backing {
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
     pub backing: Backing,
-    /// Slots of each layer.
+    /// Slots of each layer; no more are made than the largest layer has experts.
     pub slots: u32,
     /// I/O threads, 1 to 64.
     pub lanes: usize,

@@ -23,7 +23,7 @@ mod sys;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use memmap2::Mmap;
@@ -115,8 +115,10 @@ impl Store {
         let staging_bytes = if in_slots { (n_lanes as u64 + 1) * bounce as u64 } else { 0 };
         let own = Mutex::new(Reader::new(Bounce::new(bounce)?));
 
-        let arena = if in_slots { Some(Arena::new(table, config.slots)?) } else { None };
-        let new_slots = |(i, l): (usize, &MoeLayer)| LayerSlots::new(i, config.slots, l.tensors.len());
+        // more slots than experts would never be filled
+        let n_slots = config.slots.min(table.n_experts());
+        let arena = if in_slots { Some(Arena::new(table, n_slots)?) } else { None };
+        let new_slots = |(i, l): (usize, &MoeLayer)| LayerSlots::new(i, n_slots, l.tensors.len());
         let slots = if in_slots { table.layers.iter().enumerate().map(new_slots).collect() } else { Vec::new() };
         let queue = config.queue;
         let shared = Arc::new(Shared {
@@ -129,6 +131,7 @@ impl Store {
             counters: ReadCounters::default(),
             wait_ns: AtomicU64::new(0),
             committed: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
         });
         let lanes = if in_slots {
             Lanes::start(n_lanes, queue, || {
@@ -213,7 +216,7 @@ impl Store {
     /// Forgets a slot's failure; the slot is empty afterwards. A slot without a failure stays as it is. Err while reads are
     /// in flight in it.
     pub fn clear_failed(&self, layer: usize, slot: u32) -> Result<()> {
-        self.shared.slot_in(layer, slot)?.clear_failed(slot)
+        self.shared.slot_in(layer, slot)?.clear_failed(slot, self.shared.config.timeout)
     }
 
     /// Empties a slot and gives its memory back. Err while reads are in flight in it. The bank stays where it is: reading
@@ -221,7 +224,7 @@ impl Store {
     pub fn release(&self, layer: usize, slot: u32) -> Result<()> {
         let s = &*self.shared;
         let (slots, arena) = (s.slot_in(layer, slot)?, s.arena()?);
-        slots.reset(slot, false, |took_memory| {
+        slots.reset(slot, s.config.timeout, |took_memory| {
             // SAFETY: layer and slot were checked, and `reset` has claimed the slot for us.
             unsafe { arena.release(layer, slot) }.map_err(|e| {
                 err!(Memory, "layer {layer} slot {slot}: {} bytes cannot be given back: {e}", s.stride(layer))
@@ -229,7 +232,7 @@ impl Store {
             if took_memory {
                 s.committed.fetch_sub(s.stride(layer), Relaxed);
             }
-            Ok(())
+            Ok(false)
         })
     }
 
@@ -237,14 +240,14 @@ impl Store {
     pub fn poison(&self, layer: usize, slot: u32, byte: u8) -> Result<()> {
         let s = &*self.shared;
         let (slots, arena) = (s.slot_in(layer, slot)?, s.arena()?);
-        slots.reset(slot, true, |took_memory| {
+        slots.reset(slot, s.config.timeout, |took_memory| {
             if !took_memory {
                 s.committed.fetch_add(s.stride(layer), Relaxed);
             }
             let (start, len) = arena.span(layer, slot, None);
             // SAFETY: the span is this slot, which `reset` has claimed for us.
             unsafe { start.write_bytes(byte, len) };
-            Ok(())
+            Ok(true)
         })
     }
 
@@ -265,7 +268,8 @@ impl Store {
         Ok(self.shared.stride(layer))
     }
 
-    /// Slots of each layer; 0 with the page-cache backing.
+    /// Slots of each layer: those of the configuration, but no more than the largest layer has experts. 0 with the
+    /// page-cache backing.
     pub fn slots(&self) -> u32 {
         self.shared.slots.first().map_or(0, LayerSlots::len)
     }
@@ -343,5 +347,12 @@ impl Store {
         let outcome = wait(self.shared.config.timeout);
         self.shared.wait_ns.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
         outcome
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // what is still queued is not read any more
+        self.shared.closing.store(true, Relaxed);
     }
 }
