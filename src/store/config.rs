@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::reader::{Bounce, IoMode};
+use super::reader::Bounce;
+use super::source::IoMode;
 use crate::error::{Result, err};
 
 /// Where resident experts live.

@@ -19,6 +19,7 @@ mod lanes;
 mod reader;
 mod shared;
 mod slots;
+mod source;
 mod sys;
 
 use std::path::PathBuf;
@@ -32,16 +33,17 @@ use parking_lot::Mutex;
 pub use arena::{Bank, SLICE_ALIGN, plan_slot_bytes};
 pub use config::{Backing, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
-pub use reader::{IoMode, IoReport, ReadAt};
+pub use source::{IoMode, IoReport, ReadAt};
 pub use sys::page_bytes;
 
 use crate::error::{Result, err};
 use crate::model::{ExpertTable, MoeLayer};
 use arena::Arena;
 use lanes::{Job, Lanes};
-use reader::{Bounce, ReadCounters, Reader, SourceFile};
+use reader::{Bounce, ReadCounters, Reader};
 use shared::Shared;
 use slots::LayerSlots;
+use source::SourceFile;
 
 /// Sums since open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,9 +110,9 @@ impl Store {
         let mode = if in_slots { config.io } else { IoMode::Buffered };
         let open = |(i, path): (usize, &PathBuf)| SourceFile::open(path, lens[i], mode, |file| wrap(i, file));
         let files: Vec<SourceFile> = files.iter().enumerate().map(open).collect::<Result<_>>()?;
-        let io = reader::report(mode, &files);
+        let io = source::report(mode, &files);
 
-        let bounce = if reader::needs_bounce(&files) { config.bounce_size() } else { 0 };
+        let bounce = if source::needs_bounce(&files) { config.bounce_size() } else { 0 };
         let n_lanes = if in_slots { config.lanes } else { 0 };
         let staging_bytes = if in_slots { (n_lanes as u64 + 1) * bounce as u64 } else { 0 };
         let own = Mutex::new(Reader::new(Bounce::new(bounce)?));

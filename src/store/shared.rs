@@ -10,8 +10,9 @@ use memmap2::Mmap;
 use super::arena::Arena;
 use super::config::StoreConfig;
 use super::lanes::Job;
-use super::reader::{ReadCounters, Reader, SourceFile};
+use super::reader::{ReadCounters, Reader};
 use super::slots::{LayerSlots, MAX_SLICES};
+use super::source::SourceFile;
 use crate::error::{Error, Result, err};
 use crate::model::{ExpertTable, ExpertTensor, MoeLayer};
 
