@@ -186,10 +186,19 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
     };
     number!("HOTSET_SLOTS", p.slots);
     number!("HOTSET_LANES", p.lanes);
-    number!("HOTSET_LAMBDA", p.lambda);
     number!("HOTSET_TOP_J", p.top_j);
-    number!("HOTSET_DROP", p.drop);
     number!("HOTSET_TOP_M", p.top_m);
+    number!("HOTSET_LAMBDA", p.lambda);
+    number!("HOTSET_DROP", p.drop);
+    // Values that hotset_open would refuse anyway: here the variable can be named.
+    for (name, value) in [("HOTSET_LAMBDA", p.lambda), ("HOTSET_DROP", p.drop)] {
+        if !value.is_finite() || value < 0.0 {
+            return Err(err!(Argument, "{name}: {value} must be a number of 0 or more"));
+        }
+    }
+    if p.lanes > 64 {
+        return Err(err!(Argument, "HOTSET_LANES: {} must be 1 to 64", p.lanes));
+    }
     if let Some(value) = text("HOTSET_CACHE_BYTES")? {
         p.cache_bytes = bytes(value).ok_or_else(|| {
             err!(

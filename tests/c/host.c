@@ -505,7 +505,7 @@ static void check_session(const struct hotset_plan * plan) {
     check_bad_calls(h, blocks[0]);
     decode_layer(h, blocks[0], 1, &hits, &misses);
     check_bad_calls(h, blocks[1]);
-    CHECK(hotset_reset(h), HOTSET_E_STATE);
+    CHECK(hotset_wait(h, blocks[0], (int32_t) shape.n_experts - 1, HOTSET_ALL), HOTSET_E_STATE); /* nothing was read into that slot */
     for (uint32_t l = 1; l < n_layers; l++) decode_layer(h, blocks[l], 1, &hits, &misses);
 
     /* rows further apart than they are long: what lies between stays */
@@ -633,6 +633,7 @@ static void check_session(const struct hotset_plan * plan) {
                 CHECK(hotset_wait(other, blocks[l], -1, HOTSET_ALL), HOTSET_OK);
             }
             CHECK(hotset_last_error(other)[0], 0);
+            CHECK(hotset_trace_flush(other, 0), HOTSET_E_STATE); /* nothing is being written */
             hotset_close(other);
         }
         CHECK(hotset_stats(h, &after), HOTSET_OK);
