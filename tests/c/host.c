@@ -175,9 +175,9 @@ static void check_environment(void) {
     CHECK(p.prefill, HOTSET_PREFILL_RECORD | HOTSET_PREFILL_DROP);
     CHECK(p.lanes, hotset_params_default().lanes);
 
-    const char * const bad[][2] = { { "HOTSET_SLOTS", "many" },  { "HOTSET_SLOTS", "-1" },   { "HOTSET_CACHE_BYTES", "7Q" }, { "HOTSET_LAMBDA", ".1x" },
-                                    { "HOTSET_DROP", "0,5" },   { "HOTSET_IO", "quick" },   { "HOTSET_DELTA", "full" },     { "HOTSET_PREFILL", "record,all" },
-                                    { "HOTSET_DENSE", "melt" },  { "HOTSET_LANES", "four" } };
+    const char * const bad[][2] = { { "HOTSET_SLOTS", "many" },  { "HOTSET_SLOTS", "-1" },   { "HOTSET_CACHE_BYTES", "7Q" }, { "HOTSET_LAMBDA", "nan" },
+                                    { "HOTSET_DROP", "-0.5" },   { "HOTSET_IO", "quick" },   { "HOTSET_DELTA", "full" },     { "HOTSET_PREFILL", "record,all" },
+                                    { "HOTSET_DENSE", "melt" },  { "HOTSET_LANES", "65" } };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const char * good = strcmp(bad[i][0], "HOTSET_SLOTS") == 0 ? "18" : "";
         setenv(bad[i][0], bad[i][1], 1);
