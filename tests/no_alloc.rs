@@ -99,7 +99,7 @@ fn nothing_is_allocated_after_the_first_pass() {
             c::hotset_close(h);
         }
         assert!(
-            stats.misses > 1000 && stats.recorded_tokens == 200 && (stats.swapped > 0) == (lambda > 0.0),
+            stats.misses > 500 && stats.recorded_tokens == 200 && (stats.swapped > 0) == (lambda > 0.0),
             "{stats:?}"
         );
         assert!(counts[0] > 0, "the counter counts: the first pass allocates its working memory");
