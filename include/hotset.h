@@ -52,7 +52,7 @@ enum {
     HOTSET_E_CHANGED     = -6, /* a file changed while it was in use */
     HOTSET_E_BUDGET      = -7, /* fewer slots than one token needs; the detail says how many bytes it takes */
     HOTSET_E_MEMORY      = -8, /* the system has no memory left */
-    HOTSET_E_STATE       = -9, /* not possible now */
+    HOTSET_E_STATE       = -9, /* not possible now: waiting for a slot that nothing was read into, flushing where nothing is written */
     HOTSET_E_TIMEOUT     = -10, /* hotset_wait, hotset_trace_flush: the bound ran out */
     HOTSET_E_INTERNAL    = -11  /* a bug in hotset, caught at this border */
 };
@@ -308,7 +308,7 @@ int32_t hotset_admit(struct hotset * h, const struct hotset_batch * batch, int32
                      float * weights, size_t w_stride, struct hotset_outcome * outcome);
 
 /* Until the bytes of a slot are there. slot: as hotset_admit gave it, or -1 for all of the layer. projection: HOTSET_GATE ... (with its
- * companions), or HOTSET_ALL. Fast where nothing is in flight. Bounded by hotset_params.wait_ms. On an error the
+ * companions), or HOTSET_ALL; with slot -1 all projections are waited for. Fast where nothing is in flight. Bounded by hotset_params.wait_ms. On an error the
  * slot's bytes must not be used, and its expert is a miss again. */
 int32_t hotset_wait(struct hotset * h, uint32_t layer, int32_t slot, uint32_t projection);
 
@@ -326,7 +326,8 @@ int32_t hotset_set_moce(struct hotset * h, double lambda, uint32_t top_j, int32_
 int32_t hotset_set_cache_bytes(struct hotset * h, uint64_t cache_bytes);
 int32_t hotset_set_slots(struct hotset * h, uint32_t slots);
 
-/* Forgets what is resident, and begins the statistics anew. HOTSET_E_STATE within a pass. */
+/* Forgets what is resident, and begins the statistics anew. Not while the engine computes: what it still has of slots is void. A pass
+ * that was cut off (an aborted decode) is ended by it. */
 int32_t hotset_reset(struct hotset * h);
 
 /* Since the handle was opened or reset. */
@@ -358,7 +359,8 @@ int32_t hotset_stats(struct hotset * h, struct hotset_stats * out);
 /* Hits, misses and drops of one layer; any of the pointers may be NULL. */
 int32_t hotset_layer_stats(struct hotset * h, uint32_t layer, uint64_t * hits, uint64_t * misses, uint64_t * dropped);
 
-/* Until everything recorded so far is in the files. timeout_ms 0: 30000. HOTSET_E_IO where the disk refused. */
+/* Until everything recorded so far is in the files. timeout_ms 0: 30000. HOTSET_E_IO where the disk refused, HOTSET_E_STATE
+ * where neither trace nor metrics are written. */
 int32_t hotset_trace_flush(struct hotset * h, uint32_t timeout_ms);
 
 #ifdef __cplusplus

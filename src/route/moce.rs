@@ -50,6 +50,11 @@ impl RunningRange {
         }
     }
 
+    /// Rows that the mean is of.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
     /// None before the first row.
     pub fn mean(&self) -> Option<f64> {
         (self.rows > 0).then_some(self.mean)
@@ -163,7 +168,7 @@ mod tests {
         assert_eq!(m.bonus(&scores(&[f32::NAN, 1.0, 0.0]), 2, None), None);
         assert_eq!(moce(f64::NAN, 0).bonus(&scores(&[3.0, 2.0, 1.0]), 2, None), None);
         let mut running = RunningRange::default();
-        [Some(2.0), None, Some(4.0)].map(|r| running.push(r));
+        [Some(2.0), None, Some(4.0)].into_iter().for_each(|r| running.push(r));
         assert_eq!(running.mean(), Some(3.0));
         let full = Moce { delta: Delta::RunningFull, ..m };
         assert_eq!(full.bonus(&scores(&[3.0, 2.0, 1.0]), 2, None), None);

@@ -1,1 +1,18 @@
-//! Traces.
+//! Traces: what the router wanted, token by token, layer by layer.
+//!
+//! A live run writes one ([`recorder`], which hands blocks to the writer thread of a [`spool`]); every offline tool
+//! reads one ([`q4rt`]). What the format has no room for (model, settings, what was resident, which tokens are missing)
+//! lies beside it in a JSON file ([`sidecar`]). The room knows nothing of models, caches or routers: it moves ids,
+//! scores and descriptions that others made.
+
+pub mod q4rt;
+pub mod recorder;
+pub mod sidecar;
+mod sidecar_json;
+pub mod spool;
+mod writer;
+
+pub use q4rt::{Header, Health, Problem, ProblemKind, Record, Trace};
+pub use recorder::{Recorder, RecorderConfig, SidecarInit, Snapshot, reason};
+pub use sidecar::{Phase, Placement, Settings, Sidecar, TokenRange};
+pub use spool::{Block, FileSink, Sink, Spool};

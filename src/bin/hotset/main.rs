@@ -1,1 +1,45 @@
-fn main() {}
+//! The command line. One file per subcommand: each has `Args`, which clap fills, and `run`, which does the work by
+//! calling the library and prints. To add one: a module, a line in `Command`, a line in `run`.
+//!
+//! Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be.
+
+mod inspect;
+mod output;
+mod tiny;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use hotset::ErrorKind;
+
+/// Which experts of a Mixture-of-Experts model run and stay resident.
+#[derive(Parser)]
+#[command(version, max_term_width = 110, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Inspect(inspect::Args),
+    Tiny(tiny::Args),
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Tiny(args) => tiny::run(&args),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("hotset: {e:#}");
+            let usage = e.downcast_ref::<hotset::Error>().is_some_and(|e| e.kind == ErrorKind::Argument);
+            ExitCode::from(if usage { 2 } else { 1 })
+        }
+    }
+}

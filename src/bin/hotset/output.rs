@@ -1,0 +1,65 @@
+//! What all subcommands share in how they print: sizes, tables, one object of JSON.
+
+use std::io::{ErrorKind, Write};
+
+/// Writes to standard output. A reader that has gone (`| head`) is no failure.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e.into()),
+        _ => Ok(()),
+    }
+}
+
+/// One JSON value on lines of its own.
+pub fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
+    print(&format!("{value:#}\n"))
+}
+
+/// A size for people: decimal units, three or four digits (`1.48 GB`, `20736 B`).
+pub fn bytes(n: u64) -> String {
+    if n < 100_000 {
+        return format!("{n} B");
+    }
+    let (mut v, mut unit) = (n as f64 / 1e3, "kB");
+    for next in ["MB", "GB", "TB", "PB", "EB"] {
+        if v < 1e3 {
+            break;
+        }
+        (v, unit) = (v / 1e3, next);
+    }
+    let digits = if v < 10.0 { 2 } else { 1 };
+    format!("{v:.digits$} {unit}")
+}
+
+/// Lines of `label  value`, the values aligned.
+pub fn facts(facts: &[(&str, String)]) -> String {
+    let width = facts.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    facts.iter().map(|(label, value)| format!("{label:<width$}  {value}\n")).collect()
+}
+
+/// A table with a heading; columns as wide as their widest cell, all but the first to the right.
+pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let heading: Vec<String> = heading.iter().map(|h| (*h).to_owned()).collect();
+    let all: Vec<&Vec<String>> = std::iter::once(&heading).chain(rows).collect();
+    let width = |c: usize| all.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+    let mut text = String::new();
+    for row in all {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(i, (s, &w))| if i == 0 { format!("{s:<w$}") } else { format!("{s:>w$}") });
+        text += cells.collect::<Vec<_>>().join("  ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn sizes() {
+        let sizes = [(0, "0 B"), (20_736, "20736 B"), (460_800, "460.8 kB"), (1_415_577_600, "1.42 GB")];
+        sizes.iter().for_each(|(n, s)| assert_eq!(super::bytes(*n), *s));
+        assert_eq!(super::bytes(u64::MAX), "18.4 EB");
+    }
+}

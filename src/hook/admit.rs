@@ -1,0 +1,132 @@
+//! The second call of a layer: drop what is cold and light, give the rest its slots, start the reads, and put slots (or
+//! expert ids, with the page-cache backing) in the place of ids.
+
+use super::pass::Stage;
+use super::rows::RowsMut;
+use super::stats::{Outcome, Placed};
+use super::{Batch, Hook};
+use crate::cache;
+use crate::error::{Error, Result, err};
+use crate::route::drop;
+use crate::store::Backing;
+use crate::trace::Phase;
+
+impl Hook {
+    /// `ids`: rows of k expert ids, out: slots. `weights`: the final routing weights, or None where nothing can be dropped.
+    /// Reads are in flight when it returns. An error leaves ids and weights as they were.
+    pub fn admit<I: RowsMut<i32>, W: RowsMut<f32>>(&mut self, batch: &Batch, ids: &mut I, weights: Option<&mut W>) -> Result<Outcome> {
+        let layer = self.check_batch(batch)?;
+        self.check_ids(batch, ids)?;
+        self.enter(layer, Stage::Admit, batch);
+        let l = &self.layers[layer];
+        let mut outcome = Outcome { swapped: l.swapped, mass_swapped: l.mass_swapped, ..Outcome::default() };
+        if batch.n_tokens > 0 {
+            self.forget_failed(layer);
+            let prefill = self.pass.as_ref().is_some_and(|p| p.phase == Phase::Prefill);
+            let dropping = self.live.drop.threshold > 0.0 && (!prefill || self.config.prefill.drop);
+            let weights = weights.filter(|_| dropping);
+            if self.layers[layer].cache.begin_batch(self.scratch.batch.iter().copied()) {
+                let placed = self.place(layer, batch, weights.as_deref(), &mut outcome);
+                self.layers[layer].cache.end_batch();
+                placed?;
+                self.hand_back(layer, batch, ids, weights);
+            } else {
+                outcome.placed = Placed::PassThrough;
+            }
+        }
+        (self.layers[layer].swapped, self.layers[layer].mass_swapped) = (0, 0.0);
+        self.leave(layer, batch.n_tokens, &outcome);
+        Ok(outcome)
+    }
+
+    /// Decides and places the batch token by token, between the cache's `begin_batch` and `end_batch`. Afterwards `scratch.batch`
+    /// holds what runs or stands in, all of it resident.
+    fn place<W: RowsMut<f32>>(&mut self, layer: usize, batch: &Batch, weights: Option<&W>, outcome: &mut Outcome) -> Result<()> {
+        let k = batch.k as usize;
+        let (l, s) = (&mut self.layers[layer], &mut self.scratch);
+        s.dropped.clear();
+        s.dropped.resize(batch.n_tokens * k, false);
+        for token in 0..batch.n_tokens {
+            let experts = &s.batch[token * k..][..k];
+            let dropped = &mut s.dropped[token * k..][..k];
+            if let Some(w) = weights {
+                let cache = &l.cache;
+                let resident = |i: usize| cache.is_resident(experts[i]);
+                let seen = self.live.drop.decide(w.row(token), resident, cache.n_resident(), dropped);
+                outcome.dropped += seen.count;
+                outcome.mass_dropped += seen.mass_lost;
+            }
+            for (&expert, _) in experts.iter().zip(&*dropped).filter(|(_, dropped)| !**dropped) {
+                match l.cache.place(expert) {
+                    Ok(cache::Placed::Hit { .. }) => outcome.hits += 1,
+                    Ok(cache::Placed::Miss { slot, .. }) => {
+                        outcome.misses += 1;
+                        let started = match self.config.backing {
+                            Backing::Slots => {
+                                outcome.read_bytes += l.expert_bytes;
+                                self.store.fetch(layer, expert.into(), slot)
+                            }
+                            Backing::PageCache => self.store.hint(layer, expert.into()),
+                        };
+                        if let Err(e) = started {
+                            l.cache.end_batch();
+                            l.cache.forget(expert);
+                            return Err(e);
+                        }
+                    }
+                    Err(cache::NoVictim) => return Err(no_victim(batch.block, expert, l.cache.capacity())),
+                }
+            }
+            l.cache.end_token();
+        }
+        if outcome.dropped > 0 {
+            for token in 0..batch.n_tokens {
+                let dropped = &s.dropped[token * k..][..k];
+                let cache = &l.cache;
+                let resident = (0..l.n_experts as u16).filter(|&e| cache.is_resident(e));
+                if !drop::fill_in(&mut s.batch[token * k..][..k], dropped, resident) {
+                    let n = cache.n_resident();
+                    return Err(err!(Internal, "block {}: {n} resident experts do not stand in for the dropped", batch.block));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what `place` decided into the engine's memory.
+    fn hand_back<W: RowsMut<f32>>(&self, layer: usize, batch: &Batch, ids: &mut impl RowsMut<i32>, weights: Option<&mut W>) {
+        let k = batch.k as usize;
+        let (l, s) = (&self.layers[layer], &self.scratch);
+        if self.config.backing == Backing::Slots || s.dropped.contains(&true) {
+            for token in 0..batch.n_tokens {
+                for (id, &expert) in ids.row_mut(token).iter_mut().zip(&s.batch[token * k..][..k]) {
+                    *id = match self.config.backing {
+                        Backing::Slots => l.cache.slot_of(expert).map_or(-1, |slot| slot as i32),
+                        Backing::PageCache => expert.into(),
+                    };
+                }
+            }
+        }
+        let Some(weights) = weights else { return };
+        for token in 0..batch.n_tokens {
+            let dropped = &s.dropped[token * k..][..k];
+            if dropped.contains(&true) {
+                self.live.drop.apply(weights.row_mut(token), dropped, batch.normalised);
+            }
+        }
+    }
+
+    /// Experts whose reads have failed are not resident.
+    pub(super) fn forget_failed(&mut self, layer: usize) {
+        for slot in self.store.take_failed(layer) {
+            if let Some(expert) = self.layers[layer].cache.expert_in(slot) {
+                self.layers[layer].cache.forget(expert);
+            }
+        }
+    }
+}
+
+#[cold]
+fn no_victim(block: u32, expert: u16, capacity: u32) -> Error {
+    err!(Internal, "block {block}: no slot for expert {expert}: all {capacity} are in use by this batch")
+}

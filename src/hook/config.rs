@@ -1,0 +1,190 @@
+//! What a hook is opened with, and the memory that it would take: `plan` computes slots and bytes from a model's headers
+//! alone, refuses what cannot work, and `Hook::open` allocates what the plan says.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::{Result, err};
+use crate::model::Model;
+use crate::route::{Drop, Moce};
+use crate::store::{Backing, Dense, IoMode, StoreConfig, memory_bytes, page_bytes, plan_slot_bytes};
+
+/// Which of hotset's services prefill passes take part in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prefill {
+    pub record: bool,
+    pub moce: bool,
+    pub drop: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Memory for slots and staging, in bytes; 0: see `slots`.
+    pub cache_bytes: u64,
+    /// Slots per layer; wins over `cache_bytes`. Both 0: half of the machine's memory, less the dense weights.
+    pub slots: u32,
+    /// Experts per token; 0: the file's.
+    pub k: u32,
+    /// Candidates per token and layer.
+    pub top_m: u32,
+    pub lanes: usize,
+    pub backing: Backing,
+    pub io: IoMode,
+    pub dense: Dense,
+    pub moce: Moce,
+    pub drop: Drop,
+    pub prefill: Prefill,
+    /// The longest that any wait for a read takes.
+    pub wait: Duration,
+    /// Recorded tokens that may wait for the disk.
+    pub queue_tokens: usize,
+    pub trace: Option<PathBuf>,
+    pub metrics: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            cache_bytes: 0,
+            slots: 0,
+            k: 0,
+            top_m: 64,
+            lanes: 4,
+            backing: Backing::Slots,
+            io: IoMode::Direct,
+            dense: Dense::Lock,
+            moce: Moce::default(),
+            drop: Drop::default(),
+            prefill: Prefill::default(),
+            wait: Duration::from_secs(30),
+            queue_tokens: 256,
+            trace: None,
+            metrics: None,
+        }
+    }
+}
+
+/// Memory and slots, all sizes in bytes. The fields are those of `hotset_plan` in hotset.h.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub n_layers: u32,
+    pub n_experts: u32,
+    pub k: u32,
+    pub slots: u32,
+    /// One slot in every layer.
+    pub slot_bytes: u64,
+    pub cache_bytes: u64,
+    pub staging_bytes: u64,
+    /// The smallest `cache_bytes` that opens.
+    pub min_bytes: u64,
+    pub expert_bytes: u64,
+    pub dense_bytes: u64,
+    pub memory_bytes: u64,
+}
+
+/// The plan for these settings. `Model` where the file has no experts, `Argument` where k is neither given nor in the file or is
+/// more than a layer has, `Budget` where the slots are fewer than k.
+pub fn plan(model: &Model, config: &Config) -> Result<Plan> {
+    let file = || model.files.first().map_or_else(String::new, |f| f.path.display().to_string());
+    let layers = &model.experts.layers;
+    let Some(fewest) = layers.iter().map(|l| l.n_experts).min() else {
+        return Err(err!(Model, "{}: no layer has expert tensors (blk.N.ffn_*_exps)", file()));
+    };
+    let k = match config.k {
+        0 => model.n_experts_used().ok_or_else(|| {
+            err!(Argument, "{}: k is not given, and the file has no expert_used_count to take it from", file())
+        })?,
+        k => k,
+    };
+    if k == 0 || k > fewest {
+        return Err(err!(Argument, "k = {k}: a token must use 1 to {fewest} experts (the fewest that a layer has)"));
+    }
+    check_settings(&config.moce, &config.drop)?;
+    if config.top_m == 0 || config.queue_tokens == 0 {
+        return Err(err!(Argument, "top_m {} and queue_tokens {}: at least 1", config.top_m, config.queue_tokens));
+    }
+    let slot_bytes: u64 = layers.iter().map(|l| plan_slot_bytes(l, page_bytes())).sum();
+    let staging_bytes = store_config(config, 1).plan_staging_bytes();
+    let mut plan = Plan {
+        n_layers: layers.len() as u32,
+        n_experts: model.experts.n_experts(),
+        k,
+        slots: 0,
+        slot_bytes,
+        cache_bytes: 0,
+        staging_bytes,
+        min_bytes: slot_bytes.saturating_mul(k.into()).saturating_add(staging_bytes),
+        expert_bytes: model.experts.total_bytes(),
+        dense_bytes: model.dense_ranges().iter().map(|(_, r)| r.end - r.start).sum(),
+        memory_bytes: memory_bytes(),
+    };
+    plan.slots = if config.slots > 0 {
+        config.slots.min(plan.n_experts)
+    } else {
+        let budget = match config.cache_bytes {
+            0 => (plan.memory_bytes / 2).saturating_sub(plan.dense_bytes),
+            bytes => bytes,
+        };
+        plan.slots_for(budget)?
+    };
+    plan.cache_bytes = plan.slot_bytes * u64::from(plan.slots);
+    plan.check_slots(plan.slots)?;
+    Ok(plan)
+}
+
+impl Plan {
+    /// Slots per layer that `cache_bytes` hold, staging taken off first. `Budget` below k.
+    pub fn slots_for(&self, cache_bytes: u64) -> Result<u32> {
+        let slots = cache_bytes.saturating_sub(self.staging_bytes) / self.slot_bytes.max(1);
+        if slots < self.k.into() {
+            return Err(err!(
+                Budget,
+                "{cache_bytes} bytes hold {slots} slots in each of {} layers, and a token uses {}: at least {} bytes are needed \
+                 ({} slots of {} bytes over all layers, {} bytes of read staging)",
+                self.n_layers,
+                self.k,
+                self.min_bytes,
+                self.k,
+                self.slot_bytes,
+                self.staging_bytes
+            ));
+        }
+        Ok(slots.min(self.n_experts.into()) as u32)
+    }
+
+    /// `Budget` where a token's experts do not fit.
+    pub fn check_slots(&self, slots: u32) -> Result<()> {
+        if slots < self.k {
+            return Err(err!(
+                Budget,
+                "{slots} slots per layer, and a token uses {} experts: at least {} slots, which are {} bytes, are needed",
+                self.k,
+                self.k,
+                self.min_bytes
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// `Argument` where lambda or F are no numbers of 0 or more.
+pub fn check_settings(moce: &Moce, drop: &Drop) -> Result<()> {
+    for (name, value) in [("lambda", moce.lambda), ("drop", drop.threshold)] {
+        if !value.is_finite() || value < 0.0 {
+            return Err(err!(Argument, "{name} = {value}: it must be a number of 0 or more"));
+        }
+    }
+    Ok(())
+}
+
+/// The store's part of the settings, with `reserved` slot numbers per layer.
+pub fn store_config(config: &Config, reserved: u32) -> StoreConfig {
+    StoreConfig {
+        backing: config.backing,
+        slots: reserved,
+        lanes: config.lanes,
+        io: config.io,
+        timeout: config.wait,
+        ..StoreConfig::default()
+    }
+}

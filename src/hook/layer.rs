@@ -1,0 +1,79 @@
+//! What the hook keeps of one layer between calls, and the working memory that all layers share.
+
+use half::f16;
+
+use super::stats::LayerStats;
+use crate::cache::LayerCache;
+use crate::model::MoeLayer;
+use crate::route::candidates;
+use crate::route::moce::RunningRange;
+
+pub struct Layer {
+    pub block: u32,
+    pub n_experts: u32,
+    /// On disk, companions included.
+    pub expert_bytes: u64,
+    pub cache: LayerCache,
+    /// Mean range of the scores, for the running_full delta.
+    pub range: RunningRange,
+    /// Of the last `select`: experts that reranking put in, and the mass that it cost.
+    pub swapped: u32,
+    pub mass_swapped: f64,
+    pub stats: LayerStats,
+}
+
+impl Layer {
+    pub fn new(layer: &MoeLayer, slots: u32) -> Self {
+        Self {
+            block: layer.block,
+            n_experts: layer.n_experts,
+            expert_bytes: layer.expert_bytes(),
+            cache: LayerCache::lru(layer.n_experts as usize, slots),
+            range: RunningRange::default(),
+            swapped: 0,
+            mass_swapped: 0.0,
+            stats: LayerStats::default(),
+        }
+    }
+
+    pub fn reset(&mut self) {
+        self.cache.clear();
+        self.range = RunningRange::default();
+        (self.swapped, self.mass_swapped) = (0, 0.0);
+        self.stats = LayerStats::default();
+    }
+}
+
+/// Working memory of the per-layer calls: grows to the largest batch once.
+pub struct Scratch {
+    pub ranking: candidates::Scratch,
+    /// top_m candidates of a row.
+    pub ids: Vec<u16>,
+    pub scores: Vec<f16>,
+    /// k places each.
+    pub raised: Vec<f64>,
+    pub chosen: Vec<u16>,
+    /// The batch's ids, k a row, checked.
+    pub batch: Vec<u16>,
+    /// Which of them are dropped.
+    pub dropped: Vec<bool>,
+    /// By expert: the number of the row that named it last, for finding repeats.
+    pub seen: Vec<u64>,
+    pub row_number: u64,
+}
+
+impl Scratch {
+    pub fn new(top_m: usize, k: usize, n_experts: usize) -> Self {
+        Self {
+            ranking: candidates::Scratch::default(),
+            ids: vec![0; top_m],
+            scores: vec![f16::ZERO; top_m],
+            raised: vec![0.0; k],
+            chosen: vec![0; k],
+            batch: Vec::with_capacity(k),
+            dropped: Vec::with_capacity(k),
+            seen: vec![0; n_experts],
+            row_number: 0,
+        }
+    }
+}

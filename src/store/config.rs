@@ -1,0 +1,84 @@
+//! The settings of a store, and what is refused of them.
+
+use std::time::Duration;
+
+use super::reader::{Bounce, IoMode};
+use crate::error::{Result, err};
+
+/// Where resident experts live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Backing {
+    /// In the arena: a known set, bounded, filled by direct reads.
+    #[default]
+    Slots,
+    /// Wherever the system keeps the mapped file's pages: only hints, nothing is known or bounded.
+    PageCache,
+}
+
+/// Settings of a store; `Default` leaves `slots` at 0, which only [`Backing::PageCache`] accepts.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    pub backing: Backing,
+    /// Slots of each layer.
+    pub slots: u32,
+    /// I/O threads, 1 to 64.
+    pub lanes: usize,
+    pub io: IoMode,
+    /// Bounce buffer of each lane, and one more; rounded up to a multiple of 64 KiB, at most 1 GiB.
+    pub bounce_bytes: usize,
+    /// Jobs (slices) that may wait for a lane, 1 to 1 Mi. When it is full, `fetch` reads for itself.
+    pub queue: usize,
+    /// The longest any call waits; at most a day.
+    pub timeout: Duration,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        StoreConfig {
+            backing: Backing::Slots,
+            slots: 0,
+            lanes: 4,
+            io: IoMode::Direct,
+            bounce_bytes: 1 << 20,
+            queue: 4096,
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl StoreConfig {
+    /// The most that bounce buffers will take, in bytes, before anything is opened.
+    pub fn plan_staging_bytes(&self) -> u64 {
+        match (self.backing, self.io) {
+            (Backing::Slots, IoMode::Direct) => (self.lanes as u64 + 1).saturating_mul(self.bounce_size() as u64),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn bounce_size(&self) -> usize {
+        self.bounce_bytes.clamp(1, 1 << 30).next_multiple_of(Bounce::MIN_BYTES)
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let day = Duration::from_secs(24 * 60 * 60);
+        if self.timeout.is_zero() || self.timeout > day {
+            return Err(err!(Argument, "a timeout of {:?}: it must be above 0 and at most a day", self.timeout));
+        }
+        if self.backing == Backing::PageCache {
+            return Ok(());
+        }
+        if self.slots == 0 || self.slots > i32::MAX as u32 {
+            return Err(err!(Argument, "{} slots a layer: it must be 1 to {}", self.slots, i32::MAX));
+        }
+        if !(1..=64).contains(&self.lanes) {
+            return Err(err!(Argument, "{} I/O threads: it must be 1 to 64", self.lanes));
+        }
+        if !(1..=1 << 20).contains(&self.queue) {
+            return Err(err!(Argument, "a queue of {} jobs: it must be 1 to {}", self.queue, 1 << 20));
+        }
+        if self.bounce_bytes > 1 << 30 {
+            return Err(err!(Argument, "a bounce buffer of {} bytes: it must be at most 1 GiB", self.bounce_bytes));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,383 @@
+//! What each slot holds: whose bytes, which slices are there, and how to wait for those that are not yet.
+//!
+//! A slot's word counts its slices in flight. Whoever moves that count from 0 has the claim on the slot, the sole right to
+//! write to its memory: `fetch` takes it for all slices at once and each lane gives one part back when its read is over.
+//!
+//! ```text
+//! empty ── claim ──> n in flight ── finish × n ──> filled, or filled with a failure
+//!   ^                                                 │ next claim (fetch), or reset (release, clear_failed)
+//!   └─────────────────────────────────────────────────┘
+//! ```
+//!
+//! Readers of the state need no lock: a slice is there if its own state says so. A waiter that finds it is not sleeps
+//! on its layer's condition variable, and every finish wakes that layer. A finish changes the atomics first and takes
+//! the layer's lock afterwards, so a waiter either sees the change or is already asleep when it is woken.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::*};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Error, Result, err};
+
+const IN_FLIGHT: u32 = 0xFFFF;
+const FILLED: u32 = 1 << 16;
+const FAILED: u32 = 1 << 17;
+const NOBODY: u32 = u32::MAX;
+
+/// More slices than a slot's word can count.
+pub(super) const MAX_SLICES: usize = IN_FLIGHT as usize;
+
+/// The state of one slice in one slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Slice {
+    Empty,
+    Reading,
+    Ready,
+    Failed,
+}
+
+struct Slot {
+    /// Slices in flight, and the flags.
+    word: AtomicU32,
+    expert: AtomicU32,
+    /// Its pages take memory.
+    committed: AtomicBool,
+}
+
+struct Failure {
+    slot: u32,
+    slice: u32,
+    error: Error,
+    /// `take_failed` has named it.
+    taken: bool,
+}
+
+/// The slots of one layer.
+pub(super) struct LayerSlots {
+    layer: usize,
+    n_slices: u32,
+    slots: Vec<Slot>,
+    /// Slot after slot.
+    slices: Vec<AtomicU8>,
+    /// Slices in flight in the whole layer.
+    in_flight: AtomicU32,
+    /// Failures that `take_failed` has not named yet.
+    untaken: AtomicU32,
+    failures: Mutex<Vec<Failure>>,
+    changed: Condvar,
+}
+
+impl LayerSlots {
+    pub fn new(layer: usize, slots: u32, n_slices: usize) -> LayerSlots {
+        let slot =
+            || Slot { word: AtomicU32::new(0), expert: AtomicU32::new(NOBODY), committed: AtomicBool::new(false) };
+        LayerSlots {
+            layer,
+            n_slices: n_slices as u32,
+            slots: (0..slots).map(|_| slot()).collect(),
+            slices: (0..slots as usize * n_slices).map(|_| AtomicU8::new(Slice::Empty as u8)).collect(),
+            in_flight: AtomicU32::new(0),
+            untaken: AtomicU32::new(0),
+            failures: Mutex::new(Vec::new()),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub fn len(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// The expert whose bytes are all there.
+    pub fn expert(&self, slot: u32) -> Option<u32> {
+        let s = &self.slots[slot as usize];
+        let there = s.word.load(Acquire) == FILLED;
+        there.then(|| s.expert.load(Relaxed)).filter(|&e| e != NOBODY)
+    }
+
+    /// Claims a slot for reading an expert's slices; each must be finished once. Waits, at most `timeout`, for reads that
+    /// are still in flight in it. Whether its memory had been given back before is the answer.
+    pub fn claim_for_fetch(&self, slot: u32, expert: u32, timeout: Duration) -> Result<bool> {
+        self.claim(slot, self.n_slices, timeout)?;
+        self.in_flight.fetch_add(self.n_slices, Relaxed);
+        for i in 0..self.n_slices {
+            self.slice(slot, i).store(Slice::Reading as u8, Relaxed);
+        }
+        let s = &self.slots[slot as usize];
+        s.expert.store(expert, Relaxed);
+        s.word.fetch_or(FILLED, Release);
+        Ok(!s.committed.swap(true, Relaxed))
+    }
+
+    /// The end of one slice's read. The lane's writes to the slice happen before anybody sees it as ready.
+    pub fn finish(&self, slot: u32, slice: u32, outcome: Result<()>) {
+        let s = &self.slots[slot as usize];
+        let state = match outcome {
+            Ok(()) => Slice::Ready,
+            Err(error) => {
+                // recorded before it shows, so that whoever sees the state finds the error
+                let mut failures = self.failures.lock();
+                failures.push(Failure { slot, slice, error, taken: false });
+                self.untaken.fetch_add(1, Release);
+                s.word.fetch_or(FAILED, Release);
+                Slice::Failed
+            }
+        };
+        self.slice(slot, slice).store(state as u8, Release);
+        self.in_flight.fetch_sub(1, Release);
+        s.word.fetch_sub(1, AcqRel);
+        self.wake();
+    }
+
+    /// Claims a slot, runs `f` on it as its only user, and leaves it empty. `f` is told whether the slot took memory;
+    /// `committed` says whether it does after that. Refused while reads are in flight in it.
+    pub fn reset(&self, slot: u32, committed: bool, f: impl FnOnce(bool) -> Result<()>) -> Result<()> {
+        self.claim(slot, 1, Duration::ZERO)?;
+        let s = &self.slots[slot as usize];
+        for i in 0..self.n_slices {
+            self.slice(slot, i).store(Slice::Empty as u8, Relaxed);
+        }
+        s.expert.store(NOBODY, Relaxed);
+        let outcome = f(s.committed.load(Relaxed));
+        if outcome.is_ok() {
+            s.committed.store(committed, Relaxed);
+        }
+        s.word.store(0, Release);
+        self.wake();
+        outcome
+    }
+
+    /// Forgets a slot's failure and leaves it empty. A slot without one stays as it is.
+    pub fn clear_failed(&self, slot: u32) -> Result<()> {
+        if self.slots[slot as usize].word.load(Acquire) & FAILED == 0 {
+            return Ok(());
+        }
+        let committed = self.slots[slot as usize].committed.load(Relaxed);
+        self.reset(slot, committed, |_| Ok(()))
+    }
+
+    /// The slots that failed since the last call, each once. Allocates only if there are any.
+    pub fn take_failed(&self) -> Vec<u32> {
+        if self.untaken.load(Acquire) == 0 {
+            return Vec::new();
+        }
+        let mut failures = self.failures.lock();
+        let mut slots: Vec<u32> = failures.iter().filter(|f| !f.taken).map(|f| f.slot).collect();
+        failures.iter_mut().for_each(|f| f.taken = true);
+        self.untaken.store(0, Relaxed);
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+
+    /// Whether the slice, or the whole slot, is there. One load.
+    pub fn is_ready(&self, slot: u32, slice: Option<u32>) -> bool {
+        match slice {
+            Some(i) => self.slice(slot, i).load(Acquire) == Slice::Ready as u8,
+            None => self.slots[slot as usize].word.load(Acquire) == FILLED,
+        }
+    }
+
+    /// Waits until the slice, or the whole slot, is there. Err if its read failed, if nobody asked for it, or if it is not
+    /// there after `timeout`.
+    pub fn wait(&self, slot: u32, slice: Option<u32>, timeout: Duration) -> Result<()> {
+        let over = || match slice {
+            Some(i) => self.slice(slot, i).load(Acquire) != Slice::Reading as u8,
+            None => self.slots[slot as usize].word.load(Acquire) & IN_FLIGHT == 0,
+        };
+        let over = self.sleep_until(over, timeout);
+        if self.is_ready(slot, slice) {
+            return Ok(());
+        }
+        let (layer, s) = (self.layer, &self.slots[slot as usize]);
+        let of = slice.map_or_else(String::new, |i| format!(" slice {i}"));
+        if !over {
+            let (expert, n) = (s.expert.load(Relaxed), s.word.load(Relaxed) & IN_FLIGHT);
+            return Err(err!(
+                Timeout,
+                "layer {layer} expert {expert} slot {slot}{of}: not read after {} ms, {n} slices in flight",
+                timeout.as_millis()
+            ));
+        }
+        let failures = self.failures.lock();
+        match failures.iter().find(|f| f.slot == slot && slice.is_none_or(|i| f.slice == i)) {
+            Some(f) => Err(f.error.clone()),
+            None => Err(err!(State, "layer {layer} slot {slot}{of}: nothing was read into it")),
+        }
+    }
+
+    /// Waits until nothing is in flight in the layer. Err with the first recorded failure, if there is one.
+    pub fn wait_all(&self, timeout: Duration) -> Result<()> {
+        if !self.sleep_until(|| self.in_flight.load(Acquire) == 0, timeout) {
+            let n = self.in_flight.load(Relaxed);
+            return Err(err!(Timeout, "layer {}: {n} slices not read after {} ms", self.layer, timeout.as_millis()));
+        }
+        self.failures.lock().first().map_or(Ok(()), |f| Err(f.error.clone()))
+    }
+
+    /// Whether anything is in flight in the layer.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.load(Acquire) == 0
+    }
+
+    /// Moves the slot's count from 0 to `n`, and forgets what it held. On Err nothing has changed.
+    fn claim(&self, slot: u32, n: u32, timeout: Duration) -> Result<()> {
+        let word = &self.slots[slot as usize].word;
+        let deadline = Instant::now() + timeout;
+        loop {
+            let free = |w: u32| (w & IN_FLIGHT == 0).then_some(n);
+            match word.fetch_update(AcqRel, Acquire, free) {
+                Ok(before) if before & FAILED != 0 => {
+                    let mut failures = self.failures.lock();
+                    let untaken = failures.iter().filter(|f| f.slot == slot && !f.taken).count();
+                    failures.retain(|f| f.slot != slot);
+                    self.untaken.fetch_sub(untaken as u32, Relaxed);
+                    return Ok(());
+                }
+                Ok(_) => return Ok(()),
+                Err(_) => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !self.sleep_until(|| word.load(Acquire) & IN_FLIGHT == 0, left) {
+                let (layer, w) = (self.layer, word.load(Relaxed) & IN_FLIGHT);
+                let waited = timeout.as_millis();
+                return Err(if timeout.is_zero() {
+                    err!(State, "layer {layer} slot {slot}: {w} reads are in flight in it")
+                } else {
+                    err!(
+                        Timeout,
+                        "layer {layer} slot {slot}: {w} earlier reads still in flight in it after {waited} ms"
+                    )
+                });
+            }
+        }
+    }
+
+    fn slice(&self, slot: u32, slice: u32) -> &AtomicU8 {
+        &self.slices[slot as usize * self.n_slices as usize + slice as usize]
+    }
+
+    fn wake(&self) {
+        drop(self.failures.lock());
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until `done`, at most `timeout`; whether it is done.
+    fn sleep_until(&self, done: impl Fn() -> bool, timeout: Duration) -> bool {
+        if done() {
+            return true;
+        }
+        let deadline = Instant::now() + timeout;
+        let mut lock = self.failures.lock();
+        while !done() {
+            if self.changed.wait_until(&mut lock, deadline).timed_out() {
+                return done();
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    const SOON: Duration = Duration::from_millis(20);
+    const LATER: Duration = Duration::from_secs(20);
+
+    fn filled(l: &LayerSlots, slot: u32, expert: u32) {
+        l.claim_for_fetch(slot, expert, SOON).unwrap();
+        (0..l.n_slices).for_each(|i| l.finish(slot, i, Ok(())));
+    }
+
+    #[test]
+    fn a_slot_from_empty_to_filled_and_back() {
+        let l = LayerSlots::new(3, 2, 2);
+        assert_eq!(l.wait(0, None, SOON).unwrap_err().kind, ErrorKind::State);
+        assert!(l.claim_for_fetch(0, 7, SOON).unwrap());
+        let e = l.wait(0, Some(1), SOON).unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Timeout);
+        assert!(e.detail.starts_with("layer 3 expert 7 slot 0 slice 1: not read after 20 ms"), "{e}");
+        l.finish(0, 1, Ok(()));
+        l.wait(0, Some(1), SOON).unwrap();
+        assert_eq!(l.wait(0, None, SOON).unwrap_err().kind, ErrorKind::Timeout);
+        assert_eq!(l.wait_all(SOON).unwrap_err().kind, ErrorKind::Timeout);
+        assert_eq!(l.expert(0), None);
+        l.finish(0, 0, Ok(()));
+        l.wait(0, None, SOON).unwrap();
+        l.wait_all(SOON).unwrap();
+        assert_eq!((l.expert(0), l.expert(1)), (Some(7), None));
+        for took_memory in [true, false] {
+            let mut was = None;
+            l.reset(0, false, |w| {
+                was = Some(w);
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(was, Some(took_memory));
+        }
+        assert_eq!(l.expert(0), None);
+        assert_eq!(l.wait(0, Some(0), SOON).unwrap_err().kind, ErrorKind::State);
+    }
+
+    #[test]
+    fn a_failure_stays_until_cleared_or_fetched_over() {
+        let l = LayerSlots::new(0, 2, 2);
+        for clear in [true, false] {
+            l.claim_for_fetch(1, 4, SOON).unwrap();
+            l.finish(1, 0, Ok(()));
+            l.finish(1, 1, Err(err!(Io, "broken")));
+            l.wait(1, Some(0), SOON).unwrap();
+            for _ in 0..2 {
+                assert_eq!(l.wait(1, Some(1), SOON).unwrap_err().detail, "broken");
+                assert_eq!(l.wait(1, None, SOON).unwrap_err().detail, "broken");
+                assert_eq!(l.wait_all(SOON).unwrap_err().detail, "broken");
+            }
+            assert_eq!(l.expert(1), None);
+            if clear {
+                assert_eq!(l.take_failed(), [1]);
+                assert!(l.take_failed().is_empty());
+                l.clear_failed(1).unwrap();
+                assert_eq!(l.wait(1, Some(0), SOON).unwrap_err().kind, ErrorKind::State);
+            } else {
+                filled(&l, 1, 5);
+                assert!(l.take_failed().is_empty());
+                l.clear_failed(1).unwrap();
+                assert_eq!(l.expert(1), Some(5), "no failure: nothing cleared");
+            }
+            l.wait_all(SOON).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_claim_waits_for_what_is_in_flight_and_changes_nothing_if_it_must_give_up() {
+        let l = LayerSlots::new(0, 1, 1);
+        l.claim_for_fetch(0, 1, SOON).unwrap();
+        assert_eq!(l.claim_for_fetch(0, 2, SOON).unwrap_err().kind, ErrorKind::Timeout);
+        assert_eq!(l.reset(0, false, |_| unreachable!()).unwrap_err().kind, ErrorKind::State);
+        std::thread::scope(|s| {
+            s.spawn(|| l.claim_for_fetch(0, 3, LATER).unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+            l.finish(0, 0, Ok(()));
+        });
+        l.finish(0, 0, Ok(()));
+        assert_eq!(l.expert(0), Some(3));
+    }
+
+    #[test]
+    fn all_waiters_wake() {
+        let l = LayerSlots::new(0, 1, 3);
+        for round in 0..50 {
+            l.claim_for_fetch(0, round, LATER).unwrap();
+            std::thread::scope(|s| {
+                for slice in [None, Some(0), Some(1), Some(2)] {
+                    let l = &l;
+                    s.spawn(move || l.wait(0, slice, LATER).unwrap());
+                }
+                (0..3).for_each(|i| l.finish(0, i, Ok(())));
+            });
+        }
+    }
+}

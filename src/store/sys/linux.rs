@@ -1,0 +1,56 @@
+//! Linux: O_DIRECT, its alignment by statx, MADV_DONTNEED.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// The whole arena is reserved at once; only slots that are filled count.
+pub const RESERVE_FLAGS: libc::c_int = libc::MAP_NORESERVE;
+
+/// Opens a file for reads that bypass the page cache; an error where the file system refuses.
+pub fn open_direct(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
+}
+
+/// The alignment in bytes that direct reads of this file need, of (memory, offset and length), as the system says;
+/// None where it does not say.
+pub fn direct_align(file: &File) -> Option<(usize, usize)> {
+    let mut st = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the descriptor is open, the path is the empty C string, and `st` has room for the answer.
+    let status = unsafe {
+        libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, st.as_mut_ptr())
+    };
+    if status != 0 {
+        return None;
+    }
+    // SAFETY: all of it was zeroed, and every bit pattern is a statx.
+    let st = unsafe { st.assume_init() };
+    if st.stx_mask & libc::STATX_DIOALIGN == 0 {
+        return None;
+    }
+    let (mem, offset) = (st.stx_dio_mem_align as usize, st.stx_dio_offset_align as usize);
+    (mem.is_power_of_two() && offset.is_power_of_two()).then_some((mem, offset))
+}
+
+/// Gives the pages of a range back; they read as zeros afterwards.
+///
+/// # Safety
+/// The range is page-aligned at both ends, the caller's own anonymous memory, and its contents are of no use any more.
+pub unsafe fn discard(start: *mut u8, bytes: usize) -> io::Result<()> {
+    // SAFETY: as the caller says.
+    super::check(unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) })
+}
+
+/// Tells the system that a discarded range is used again. Nothing to say on Linux.
+///
+/// # Safety
+/// As for `discard`.
+pub unsafe fn reuse(_start: *mut u8, _bytes: usize) {}
+
+/// Asks for a range of the file to be read into the page cache; returns at once. A refusal costs only speed.
+pub fn prefetch(_file: &File, _offset: u64, _bytes: u64) {
+    // MADV_WILLNEED on the mapping, which the caller has given, starts the same reads.
+}

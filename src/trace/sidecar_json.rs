@@ -1,0 +1,257 @@
+//! Reading a sidecar: JSON text, which anyone may have written, to a [`Sidecar`].
+//!
+//! [`Sidecar::from_slice`] parses the text, [`Sidecar::from_json`] takes the tree apart. Every number is checked for its
+//! range, lists for the lengths that the shape gives, ids for being experts of their layer. Unknown keys are ignored;
+//! the error says which key, what was wanted, what was found.
+
+use std::fmt::Display;
+
+use serde_json::{Map, Value};
+
+use crate::error::{Result, err};
+use crate::trace::sidecar::{
+    MAX_BYTES, Model, ModelFile, Phase, Placement, Resident, Settings, SettingsFrom, Shape, Sidecar, TokenRange,
+    VERSION,
+};
+
+impl Sidecar {
+    /// From the file's text.
+    pub fn from_slice(text: &[u8]) -> Result<Self> {
+        if text.len() as u64 > MAX_BYTES {
+            return Err(err!(Format, "sidecar: at most {MAX_BYTES} bytes wanted, {} found", text.len()));
+        }
+        let value = serde_json::from_slice(text).map_err(|e| err!(Format, "sidecar: {e}"))?;
+        Self::from_json(&value)
+    }
+
+    /// From JSON, checked: what this returns can be used without further care.
+    pub fn from_json(value: &Value) -> Result<Self> {
+        let root = Object::new(value, "sidecar")?;
+        let version: u64 = root.number("hotset_sidecar")?;
+        if version != VERSION {
+            return Err(err!(Format, "sidecar: version {VERSION} wanted, {version} found"));
+        }
+        let shape = shape(&root.object("shape")?)?;
+        let sidecar = Self {
+            model: model(&root.object("model")?)?,
+            score_space: root.text("score_space")?,
+            settings: root.each("settings", |o| settings(o, &shape))?,
+            ranges: root.each("ranges", |o| range(o, &shape))?,
+            resident: root.each("resident", |o| resident(o, &shape))?,
+            left_out: left_out(&root)?,
+            row_range: root.flag("row_range")?,
+            closed: root.flag("closed")?,
+            error: match root.map.get("error") {
+                None | Some(Value::Null) => None,
+                Some(_) => Some(root.text("error")?),
+            },
+            shape,
+        };
+        in_order("settings", sidecar.settings.iter().map(|s| (s.token, s.token)))?;
+        in_order("resident", sidecar.resident.iter().map(|r| (r.before_token, r.before_token)))?;
+        in_order("ranges", sidecar.ranges.iter().map(|r| (r.first, r.end())))?;
+        Ok(sidecar)
+    }
+}
+
+fn shape(o: &Object) -> Result<Shape> {
+    let shape = Shape {
+        blocks: o.numbers("blocks")?,
+        n_experts: o.numbers("n_experts")?,
+        k: o.number("k")?,
+        top_m: o.number("top_m")?,
+    };
+    let n: usize = o.number("n_layers")?;
+    if n == 0 || n != shape.n_experts.len() || n != shape.blocks.len() {
+        let (blocks, experts) = (shape.blocks.len(), shape.n_experts.len());
+        return Err(err!(Format, "{}: {n} layers, {blocks} blocks, n_experts of {experts} layers", o.at));
+    }
+    Ok(shape)
+}
+
+fn model(o: &Object) -> Result<Model> {
+    let files = o.each("files", |f| Ok(ModelFile { name: f.text("name")?, length: f.number("length")? }))?;
+    Ok(Model { files, architecture: o.text("architecture")? })
+}
+
+fn settings(o: &Object, shape: &Shape) -> Result<SettingsFrom> {
+    let settings = Settings {
+        lambda: o.float("lambda")?,
+        top_j: o.number("top_j")?,
+        delta: o.text("delta")?,
+        drop: o.float("drop")?,
+        renormalise: o.text("renormalise")?,
+        slots: o.numbers("slots")?,
+        policy: o.text("policy")?,
+        backing: o.text("backing")?,
+        io: o.text("io")?,
+        prefill_moce: o.flag("prefill_moce")?,
+        prefill_drop: o.flag("prefill_drop")?,
+        more: match o.map.get("more") {
+            None => Map::new(),
+            Some(value) => Object::new(value, format!("{}.more", o.at))?.map.clone(),
+        },
+    };
+    // a page-cache run has no slots
+    if !settings.slots.is_empty() && settings.slots.len() != shape.n_layers() {
+        return Err(err!(Format, "{}: slots of {} layers, not {}", o.at, settings.slots.len(), shape.n_layers()));
+    }
+    Ok(SettingsFrom { token: o.number("from_token")?, settings })
+}
+
+fn range(o: &Object, shape: &Shape) -> Result<TokenRange> {
+    let name = o.text("phase")?;
+    let phase = Phase::from_name(&name).ok_or_else(|| err!(Format, "{}: unknown phase \"{name}\"", o.at))?;
+    let one = |value: &Value| {
+        let name = value.as_str().unwrap_or_default();
+        Placement::from_name(name).ok_or_else(|| err!(Format, "{}: unknown placement {}", o.at, short(value)))
+    };
+    let placement = match o.get("placement")? {
+        Value::Array(each) => each.iter().map(one).collect::<Result<Vec<_>>>()?,
+        value => vec![one(value)?],
+    };
+    if placement.len() != 1 && placement.len() != shape.n_layers() {
+        return Err(err!(Format, "{}: placement of {} layers, not {}", o.at, placement.len(), shape.n_layers()));
+    }
+    let range = TokenRange {
+        first: o.number("first")?,
+        n_tokens: o.number("tokens")?,
+        phase,
+        position: o.number("position")?,
+        tokens_per_pass: o.number("tokens_per_pass")?,
+        placement,
+        left_out_before: if o.map.contains_key("left_out_before") { o.number("left_out_before")? } else { 0 },
+    };
+    if range.first.checked_add(range.n_tokens).is_none() || range.tokens_per_pass == 0 {
+        let (first, n, per) = (range.first, range.n_tokens, range.tokens_per_pass);
+        return Err(err!(Format, "{}: first {first}, tokens {n}, tokens_per_pass {per}", o.at));
+    }
+    Ok(range)
+}
+
+fn resident(o: &Object, shape: &Shape) -> Result<Resident> {
+    let lists = o.list("layers")?;
+    if lists.len() != shape.n_layers() {
+        return Err(err!(Format, "{}: {} layers, not {}", o.at, lists.len(), shape.n_layers()));
+    }
+    let mut layers = Vec::with_capacity(lists.len());
+    for (list, &n) in lists.iter().zip(&shape.n_experts) {
+        let wrong = |found: &dyn Display| {
+            let layer = layers.len();
+            err!(Format, "{}, layer {layer}: distinct ids below {n} wanted, {found} found", o.at)
+        };
+        let mut ids = Vec::new();
+        for value in list.as_array().ok_or_else(|| wrong(&short(list)))? {
+            let id = value.as_u64().filter(|&id| id < u64::from(n)).and_then(|id| u16::try_from(id).ok());
+            ids.push(id.ok_or_else(|| wrong(&short(value)))?);
+        }
+        let mut sorted = ids.clone();
+        sorted.sort_unstable();
+        if let Some(twice) = sorted.windows(2).find(|w| w[0] == w[1]) {
+            return Err(wrong(&format_args!("{} twice", twice[0])));
+        }
+        layers.push(ids);
+    }
+    let state = o.map.get("state").cloned().unwrap_or_default();
+    Ok(Resident { before_token: o.number("before_token")?, reason: o.text("reason")?, layers, state })
+}
+
+fn left_out(root: &Object) -> Result<std::collections::BTreeMap<String, u64>> {
+    let o = root.object("left_out")?;
+    o.map.keys().map(|reason| Ok((reason.clone(), o.number(reason)?))).collect()
+}
+
+/// Each one (first, end) begins no earlier than the one before it ends.
+fn in_order(what: &str, spans: impl Iterator<Item = (u64, u64)>) -> Result<()> {
+    let mut end = 0;
+    for (i, (first, next)) in spans.enumerate() {
+        if first < end {
+            return Err(err!(Format, "sidecar.{what}[{i}]: begins at token {first}, the one before ends at {end}"));
+        }
+        end = next;
+    }
+    Ok(())
+}
+
+/// A JSON object, and where it is.
+struct Object<'a> {
+    map: &'a Map<String, Value>,
+    at: String,
+}
+
+impl<'a> Object<'a> {
+    fn new(value: &'a Value, at: impl Display) -> Result<Self> {
+        match value.as_object() {
+            Some(map) => Ok(Self { map, at: at.to_string() }),
+            None => Err(err!(Format, "{at}: an object wanted, {} found", short(value))),
+        }
+    }
+
+    fn get(&self, key: &str) -> Result<&'a Value> {
+        self.map.get(key).ok_or_else(|| err!(Format, "{}: no key \"{}\"", self.at, short_text(key)))
+    }
+
+    /// The value of a key, if `take` can make something of it.
+    fn typed<T>(&self, key: &str, wanted: &str, take: impl Fn(&'a Value) -> Option<T>) -> Result<T> {
+        let value = self.get(key)?;
+        let key = short_text(key);
+        take(value).ok_or_else(|| err!(Format, "{}.{key}: {wanted} wanted, {} found", self.at, short(value)))
+    }
+
+    fn number<T: TryFrom<u64> + TryFrom<i64>>(&self, key: &str) -> Result<T> {
+        self.typed(key, "a whole number in range", whole)
+    }
+
+    fn numbers(&self, key: &str) -> Result<Vec<u32>> {
+        self.typed(key, "a list of whole numbers", |v| v.as_array()?.iter().map(whole).collect())
+    }
+
+    fn float(&self, key: &str) -> Result<f64> {
+        self.typed(key, "a number", |v| v.as_f64().filter(|x| x.is_finite()))
+    }
+
+    fn flag(&self, key: &str) -> Result<bool> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    fn text(&self, key: &str) -> Result<String> {
+        self.typed(key, "a string", |v| v.as_str().map(str::to_owned))
+    }
+
+    fn list(&self, key: &str) -> Result<&'a Vec<Value>> {
+        self.typed(key, "a list", Value::as_array)
+    }
+
+    fn object(&self, key: &str) -> Result<Self> {
+        Self::new(self.get(key)?, format_args!("{}.{key}", self.at))
+    }
+
+    fn each<T>(&self, key: &str, take: impl Fn(&Object) -> Result<T>) -> Result<Vec<T>> {
+        let list = self.list(key)?.iter().enumerate();
+        list.map(|(i, value)| take(&Object::new(value, format_args!("{}.{key}[{i}]", self.at))?)).collect()
+    }
+}
+
+fn whole<T: TryFrom<u64> + TryFrom<i64>>(value: &Value) -> Option<T> {
+    match value.as_u64() {
+        Some(n) => T::try_from(n).ok(),
+        None => T::try_from(value.as_i64()?).ok(),
+    }
+}
+
+/// A value as a message can hold it.
+fn short(value: &Value) -> String {
+    match value {
+        Value::Array(list) => format!("a list of {}", list.len()),
+        Value::Object(map) => format!("an object of {} keys", map.len()),
+        other => short_text(&other.to_string()),
+    }
+}
+
+fn short_text(text: &str) -> String {
+    let mut short: String = text.chars().take(60).collect();
+    if short.len() < text.len() {
+        short.push_str("...");
+    }
+    short
+}
