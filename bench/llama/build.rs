@@ -48,6 +48,7 @@ fn build() -> Result<(), String> {
         .allowlist_recursively(false)
         .raw_line("use llama_cpp_sys_2::*;")
         .prepend_enum_name(false)
+        .generate_cstr(true)
         .derive_default(true)
         .layout_tests(false)
         .rust_edition(bindgen::RustEdition::Edition2024)
