@@ -12,8 +12,10 @@
 //!
 //! `model`, `cache`, `route` and `trace` know nothing of each other; `store` reads `model`'s expert table.
 
+pub mod abi;
 pub mod cache;
 pub mod error;
+pub mod hook;
 pub mod model;
 pub mod route;
 pub mod store;

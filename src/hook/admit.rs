@@ -14,7 +14,12 @@ use crate::trace::Phase;
 impl Hook {
     /// `ids`: rows of k expert ids, out: slots. `weights`: the final routing weights, or None where nothing can be dropped.
     /// Reads are in flight when it returns. An error leaves ids and weights as they were.
-    pub fn admit<I: RowsMut<i32>, W: RowsMut<f32>>(&mut self, batch: &Batch, ids: &mut I, weights: Option<&mut W>) -> Result<Outcome> {
+    pub fn admit<I: RowsMut<i32>, W: RowsMut<f32>>(
+        &mut self,
+        batch: &Batch,
+        ids: &mut I,
+        weights: Option<&mut W>,
+    ) -> Result<Outcome> {
         let layer = self.check_batch(batch)?;
         self.check_ids(batch, ids)?;
         self.enter(layer, Stage::Admit, batch);
@@ -41,7 +46,13 @@ impl Hook {
 
     /// Decides and places the batch token by token, between the cache's `begin_batch` and `end_batch`. Afterwards `scratch.batch`
     /// holds what runs or stands in, all of it resident.
-    fn place<W: RowsMut<f32>>(&mut self, layer: usize, batch: &Batch, weights: Option<&W>, outcome: &mut Outcome) -> Result<()> {
+    fn place<W: RowsMut<f32>>(
+        &mut self,
+        layer: usize,
+        batch: &Batch,
+        weights: Option<&W>,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
         let k = batch.k as usize;
         let (l, s) = (&mut self.layers[layer], &mut self.scratch);
         s.dropped.clear();
@@ -86,7 +97,11 @@ impl Hook {
                 let resident = (0..l.n_experts as u16).filter(|&e| cache.is_resident(e));
                 if !drop::fill_in(&mut s.batch[token * k..][..k], dropped, resident) {
                     let n = cache.n_resident();
-                    return Err(err!(Internal, "block {}: {n} resident experts do not stand in for the dropped", batch.block));
+                    return Err(err!(
+                        Internal,
+                        "block {}: {n} resident experts do not stand in for the dropped",
+                        batch.block
+                    ));
                 }
             }
         }
@@ -94,7 +109,13 @@ impl Hook {
     }
 
     /// Writes what `place` decided into the engine's memory.
-    fn hand_back<W: RowsMut<f32>>(&self, layer: usize, batch: &Batch, ids: &mut impl RowsMut<i32>, weights: Option<&mut W>) {
+    fn hand_back<W: RowsMut<f32>>(
+        &self,
+        layer: usize,
+        batch: &Batch,
+        ids: &mut impl RowsMut<i32>,
+        weights: Option<&mut W>,
+    ) {
         let k = batch.k as usize;
         let (l, s) = (&self.layers[layer], &self.scratch);
         if self.config.backing == Backing::Slots || s.dropped.contains(&true) {

@@ -82,7 +82,9 @@ impl Metrics {
         let phase = row.phase.as_str();
         if self.csv {
             write!(out, "{pass},{phase},{position},{tokens},")?;
-            row.wall_ns.map_or(Ok(()), |ns| write!(out, "{ns}"))?;
+            if let Some(ns) = row.wall_ns {
+                write!(out, "{ns}")?;
+            }
             writeln!(
                 out,
                 ",{pass_ns},{wait_ns},{reads},{read_bytes},{hits},{misses},{dropped},{swapped},{mass_dropped},{mass_swapped},\
@@ -90,7 +92,10 @@ impl Metrics {
             )
         } else {
             write!(out, r#"{{"pass":{pass},"phase":"{phase}","position":{position},"tokens":{tokens},"wall_ns":"#)?;
-            row.wall_ns.map_or_else(|| write!(out, "null"), |ns| write!(out, "{ns}"))?;
+            match row.wall_ns {
+                Some(ns) => write!(out, "{ns}")?,
+                None => write!(out, "null")?,
+            }
             writeln!(
                 out,
                 r#","pass_ns":{pass_ns},"wait_ns":{wait_ns},"reads":{reads},"read_bytes":{read_bytes},"hits":{hits},"misses":{misses},"dropped":{dropped},"swapped":{swapped},"mass_dropped":{mass_dropped},"mass_swapped":{mass_swapped},"pass_through_rows":{pass_through_rows},"slots":{slots},"lambda":{lambda},"drop":{drop}}}"#

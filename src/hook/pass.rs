@@ -8,7 +8,7 @@ use super::{Batch, Hook, metrics};
 use crate::error::{Result, err};
 use crate::route::{Delta, Renormalise, ScoreSpace};
 use crate::store::{Backing, IoMode};
-use crate::trace::{self, Phase, Placement, RecorderConfig, SidecarInit, Snapshot, reason};
+use crate::trace::{self, Phase, Placement, RecorderConfig, SidecarInit, Snapshot};
 
 /// The two calls of a layer, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -206,7 +206,8 @@ impl Hook {
         let small = |what: &str, n: usize| {
             u16::try_from(n).map_err(|_| err!(Model, "{n} {what} are more than a Q4RT trace can hold ({})", u16::MAX))
         };
-        let file_name = |p: &std::path::Path| p.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        let file_name =
+            |p: &std::path::Path| p.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         Ok(RecorderConfig {
             n_layers: small("layers", layers.len())?,
             n_experts: small("experts", self.plan.n_experts as usize)?,
@@ -216,7 +217,12 @@ impl Hook {
             row_range: self.live.moce.delta != Delta::TokenTopk,
             sidecar: SidecarInit {
                 model: trace::sidecar::Model {
-                    files: self.model.files.iter().map(|f| trace::sidecar::ModelFile { name: file_name(&f.path), length: f.len_bytes }).collect(),
+                    files: self
+                        .model
+                        .files
+                        .iter()
+                        .map(|f| trace::sidecar::ModelFile { name: file_name(&f.path), length: f.len_bytes })
+                        .collect(),
                     architecture: self.model.architecture().unwrap_or_default().to_owned(),
                 },
                 blocks: layers.iter().map(|l| l.block).collect(),

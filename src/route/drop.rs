@@ -45,7 +45,7 @@ impl Drop {
         dropped.fill(false);
         let k = weights.len();
         let sum: f64 = weights.iter().map(|&w| w as f64).sum();
-        if !(self.threshold > 0.0) || !sum.is_finite() || weights.iter().any(|w| w.is_nan()) {
+        if self.threshold.is_nan() || self.threshold <= 0.0 || !sum.is_finite() || k == 0 {
             return Dropped::default();
         }
         let limit = self.threshold * sum / k as f64;

@@ -101,7 +101,7 @@ impl Moce {
             let z = z.to_f64();
             let z = if rank < self.top_j as usize || resident(id) { z + bonus } else { z };
             // Insertion behind everything that is as high: earlier ranks win ties.
-            if n == k && !(z > raised[k - 1]) {
+            if n == k && z <= raised[k - 1] {
                 continue;
             }
             let mut at = n.min(k - 1);

@@ -33,7 +33,7 @@ pub use arena::{Bank, SLICE_ALIGN, plan_slot_bytes};
 pub use config::{Backing, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
 pub use reader::{IoMode, IoReport, ReadAt};
-pub use sys::page_bytes;
+pub use sys::{memory_bytes, page_bytes};
 
 use crate::error::{Result, err};
 use crate::model::{ExpertTable, MoeLayer};

@@ -5,6 +5,9 @@
 //! lies beside it in a JSON file ([`sidecar`]). The room knows nothing of models, caches or routers: it moves ids,
 //! scores and descriptions that others made.
 
+mod block;
+mod config;
+mod file_sink;
 pub mod q4rt;
 pub mod recorder;
 pub mod sidecar;
@@ -12,7 +15,10 @@ mod sidecar_json;
 pub mod spool;
 mod writer;
 
+pub use block::{Phase, Placement};
+pub use config::{RecorderConfig, SidecarInit, Snapshot, reason};
+pub use file_sink::FileSink;
 pub use q4rt::{Header, Health, Problem, ProblemKind, Record, Trace};
-pub use recorder::{Recorder, RecorderConfig, SidecarInit, Snapshot, reason};
-pub use sidecar::{Phase, Placement, Settings, Sidecar, TokenRange};
-pub use spool::{Block, FileSink, Sink, Spool};
+pub use recorder::Recorder;
+pub use sidecar::{Settings, Sidecar, TokenRange};
+pub use spool::{Block, Sink, Spool};

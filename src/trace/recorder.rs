@@ -18,106 +18,23 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use half::f16;
-use serde_json::Value;
 
 use crate::error::{Error, Result, err};
+use crate::trace::block::{Layout, Phase, Placement, TokenMeta};
+use crate::trace::config::{RecorderConfig, Snapshot, first_sidecar, reason};
+use crate::trace::file_sink::FileSink;
 use crate::trace::q4rt::{Header, encode_record};
-use crate::trace::sidecar::{
-    Model, Phase, Placement, Resident, Settings, SettingsFrom, Shape, Sidecar, range_path, sidecar_path,
-};
-use crate::trace::spool::{Block, FileSink, Sink, Spool};
-use crate::trace::writer::{Event, Layout, Pending, TokenMeta, TraceSink};
-
-/// Why tokens are not in a trace, or why what is resident had to be noted: the words that the sidecar uses. The hook
-/// may have others.
-pub mod reason {
-    /// Recording began.
-    pub const START: &str = "start";
-    /// All blocks were with the writer: the disk is slower than the tokens come.
-    pub const QUEUE_FULL: &str = "queue full";
-    /// A batch of more tokens than there are blocks.
-    pub const BATCH_TOO_LARGE: &str = "batch larger than the queue";
-    pub const PREFILL: &str = "prefill not recorded";
-    pub const FEWER_TOKENS: &str = "layer saw fewer tokens";
-    pub const MORE_TOKENS: &str = "layer saw more tokens";
-    /// A layer out of order, left out, or twice.
-    pub const LAYER_ORDER: &str = "layers not in order";
-    /// A row missing, out of order, or without its top_m candidates.
-    pub const ROWS: &str = "rows not complete";
-    pub const ABORTED: &str = "pass aborted";
-    pub const NO_CANDIDATES: &str = "router gave no candidates";
-    pub const SETTINGS: &str = "settings changed";
-    pub const RESET: &str = "reset";
-    pub const WRITE_FAILED: &str = "write failed";
-    pub const SIDECAR_FULL: &str = "sidecar full";
-}
-
-/// What a recorder needs to know.
-#[derive(Clone, Debug)]
-pub struct RecorderConfig {
-    /// Layers with experts.
-    pub n_layers: u16,
-    /// The most experts that a layer has.
-    pub n_experts: u16,
-    /// Candidates a record: no more than the experts of the smallest layer.
-    pub top_m: u16,
-    /// Blocks in the spool, `n_layers * (4 * top_m + 5)` bytes each. A pass needs one a token, so with `record_prefill`
-    /// at least the engine's batch; for decoding 64 are plenty.
-    pub queue_tokens: usize,
-    /// Record prefill passes too.
-    pub record_prefill: bool,
-    /// Record the range of each whole row of scores, to `<trace>.range`.
-    pub row_range: bool,
-    pub sidecar: SidecarInit,
-}
-
-impl Default for RecorderConfig {
-    fn default() -> Self {
-        Self {
-            n_layers: 0,
-            n_experts: 0,
-            top_m: 64,
-            queue_tokens: 64,
-            record_prefill: false,
-            row_range: false,
-            sidecar: SidecarInit::default(),
-        }
-    }
-}
-
-/// What the sidecar says from the beginning.
-#[derive(Clone, Debug, Default)]
-pub struct SidecarInit {
-    pub model: Model,
-    /// The model's block index of each layer; empty = 0, 1, ...
-    pub blocks: Vec<u32>,
-    /// Experts of each layer; empty = `n_experts` in each.
-    pub n_experts: Vec<u32>,
-    /// Experts that a token uses.
-    pub k: u32,
-    pub score_space: String,
-    pub settings: Settings,
-}
-
-/// What is resident at a moment: of each layer the experts, oldest use first, and what else a replay needs to go on
-/// from there (`null` if nothing).
-#[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    pub layers: Vec<Vec<u16>>,
-    pub state: Value,
-}
-
-impl From<Vec<Vec<u16>>> for Snapshot {
-    fn from(layers: Vec<Vec<u16>>) -> Self {
-        Self { layers, state: Value::Null }
-    }
-}
+use crate::trace::sidecar::{Resident, Settings, SettingsFrom, range_path, resident_fault, sidecar_path};
+use crate::trace::spool::{Block, Sink, Spool};
+use crate::trace::writer::{Event, Pending, TraceSink};
 
 /// Records passes into a trace. Dropping it closes it, with errors unseen.
 pub struct Recorder {
     spool: Spool,
     pending: Arc<Pending>,
     layout: Layout,
+    /// Of each layer.
+    n_experts: Vec<u32>,
     record_prefill: bool,
     path: PathBuf,
     /// Those of the pass at hand, one a token.
@@ -183,11 +100,13 @@ impl Recorder {
         sidecar.write(&json, false)?;
 
         let pending = Arc::<Pending>::default();
+        let n_experts = sidecar.shape.n_experts.clone();
         let sink = TraceSink::new(layout, records, ranges, pending.clone(), sidecar, json);
         Ok(Self {
             spool: Spool::new("hotset-trace", config.queue_tokens, block_bytes, wrap(Box::new(sink)))?,
             pending,
             layout,
+            n_experts,
             record_prefill: config.record_prefill,
             path: path.to_owned(),
             blocks: Vec::with_capacity(config.queue_tokens),
@@ -221,10 +140,12 @@ impl Recorder {
             return false;
         }
         let snapshot = self.gap.take().map(|why| (snapshot().into(), why));
-        let refused = match &snapshot {
-            Some((now, _)) if now.layers.len() != self.layout.n_layers => Some(reason::LAYER_ORDER),
-            _ => None,
+        // one bad id would make the whole sidecar unreadable
+        let sound = |layers: &[Vec<u16>]| {
+            layers.len() == self.n_experts.len()
+                && layers.iter().zip(&self.n_experts).all(|(ids, &n)| resident_fault(ids, n).is_none())
         };
+        let refused = snapshot.as_ref().filter(|(now, _)| !sound(&now.layers)).map(|_| reason::SNAPSHOT);
         self.pass = Some(Pass { phase, position, n_tokens, first: 0, layers: 0, rows: 0, row: 0, refused, snapshot });
         refused.is_none()
     }
@@ -399,7 +320,7 @@ impl Recorder {
 
     /// The settings that hold from the next token on. A gap as well.
     pub fn set_settings(&mut self, settings: Settings) -> Result<()> {
-        settings.check()?;
+        settings.check(self.layout.n_layers)?;
         self.mark_gap(reason::SETTINGS);
         // then nothing more is recorded that they could hold for
         if self.pending.full.load(Ordering::Relaxed) {
@@ -408,6 +329,11 @@ impl Recorder {
         let from = SettingsFrom { token: self.sent, settings };
         self.pending.state.lock().events.push(Event::Settings(from));
         Ok(())
+    }
+
+    /// What the scores are (`logit`, `log_prob`, ...), where that is known only once the engine hands some over.
+    pub fn set_score_space(&mut self, name: &'static str) {
+        self.pending.state.lock().events.push(Event::ScoreSpace(self.sent, name));
     }
 
     /// Whether a pass is at hand and being recorded.
@@ -448,42 +374,6 @@ impl Recorder {
     }
 }
 
-/// The sidecar before the first token, if the configuration makes sense.
-fn first_sidecar(config: &RecorderConfig) -> Result<Sidecar> {
-    let RecorderConfig { n_layers, n_experts, top_m, .. } = *config;
-    let init = &config.sidecar;
-    let or = |given: &[u32], default: fn(u32, u32) -> u32| match given {
-        [] => (0..n_layers.into()).map(|layer| default(layer, n_experts.into())).collect(),
-        given => given.to_vec(),
-    };
-    let shape = Shape {
-        blocks: or(&init.blocks, |layer, _| layer),
-        n_experts: or(&init.n_experts, |_, n| n),
-        k: init.k,
-        top_m: top_m.into(),
-    };
-    if n_layers == 0 || top_m == 0 || config.queue_tokens == 0 {
-        let queue = config.queue_tokens;
-        return Err(err!(Argument, "trace: {n_layers} layers, top_m {top_m}, queue of {queue} tokens: none may be 0"));
-    }
-    if shape.blocks.len() != shape.n_experts.len() {
-        let (blocks, layers) = (shape.blocks.len(), shape.n_experts.len());
-        return Err(err!(Argument, "trace: {blocks} blocks, n_experts of {layers} layers"));
-    }
-    if let Some(layer) = shape.n_experts.iter().position(|&n| n < top_m.into()) {
-        return Err(err!(Argument, "trace: top_m {top_m}, {} experts in layer {layer}", shape.n_experts[layer]));
-    }
-    init.settings.check()?;
-    Ok(Sidecar {
-        model: init.model.clone(),
-        shape,
-        score_space: init.score_space.clone(),
-        settings: vec![SettingsFrom { token: 0, settings: init.settings.clone() }],
-        row_range: config.row_range,
-        ..Sidecar::default()
-    })
-}
-
 /// Removes an older file. Not truncated: somebody may have it mapped. What is no file stays and is an error.
 fn remove_old(path: &Path) -> Result<()> {
     let name = path.display();
@@ -499,4 +389,28 @@ fn create_new(path: &Path) -> Result<FileSink> {
     remove_old(path)?;
     let file = File::create_new(path).map_err(|e| err!(Io, "{}: {e}", path.display()))?;
     Ok(FileSink::new(file, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::sidecar::Sidecar;
+
+    /// The hook moves it between the engine's threads.
+    const fn may_move<T: Send>() {}
+    const _: () = may_move::<Recorder>();
+
+    #[test]
+    fn a_full_sidecar_ends_recording() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.q4rt");
+        let config = RecorderConfig { n_layers: 1, n_experts: 4, top_m: 1, ..RecorderConfig::default() };
+        let mut recorder = Recorder::create(&path, config).unwrap();
+        recorder.pending.full.store(true, Ordering::Relaxed);
+        assert!(!recorder.begin_pass(Phase::Decode, 0, 1, || vec![vec![]]));
+        recorder.set_settings(Settings::default()).unwrap();
+        recorder.close().unwrap();
+        let sidecar = Sidecar::read_beside(&path).unwrap().unwrap();
+        assert_eq!((sidecar.left_out[reason::SIDECAR_FULL], sidecar.settings.len()), (1, 1));
+    }
 }

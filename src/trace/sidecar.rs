@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result, err};
+use crate::trace::block::{Phase, Placement};
 use crate::trace::q4rt::Header;
 
 /// The value of the key `hotset_sidecar`.
@@ -42,51 +43,6 @@ pub fn sidecar_path(trace: &Path) -> PathBuf {
 /// Where the whole-row ranges of a trace lie, if they were recorded: `<trace>.range`.
 pub fn range_path(trace: &Path) -> PathBuf {
     beside(trace, ".range")
-}
-
-/// What a pass is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Prefill,
-    Decode,
-}
-
-/// Where the experts of a pass were computed from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// The arena's slots: the pass used, and changed, what is resident.
-    Slots,
-    /// The mapped file, because the batch did not fit: what is resident stayed as it was.
-    PassThrough,
-    /// The mapped file as the cache itself: residency is the page cache's, steered by hints.
-    Mapped,
-}
-
-impl Phase {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Prefill, Self::Decode].into_iter().find(|p| p.as_str() == name)
-    }
-}
-
-impl Placement {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Slots => "slots",
-            Self::PassThrough => "pass_through",
-            Self::Mapped => "mapped",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Slots, Self::PassThrough, Self::Mapped].into_iter().find(|p| p.as_str() == name)
-    }
 }
 
 /// One of the model's files.
@@ -155,8 +111,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// JSON has no infinity and no NaN.
-    pub fn check(&self) -> Result<()> {
+    /// An error if a reader would refuse them: JSON has no infinity and no NaN, and a page-cache run alone has no slots.
+    pub fn check(&self, n_layers: usize) -> Result<()> {
+        if !self.slots.is_empty() && self.slots.len() != n_layers {
+            return Err(err!(Argument, "settings: slots of {} layers, {n_layers} wanted", self.slots.len()));
+        }
         if !self.lambda.is_finite() || !self.drop.is_finite() {
             return Err(err!(Argument, "settings: lambda {}, drop {}: not finite", self.lambda, self.drop));
         }
@@ -206,6 +165,14 @@ pub struct Resident {
     pub layers: Vec<Vec<u16>>,
     /// What else a replay needs to go on from here (counters of a policy, running means): `null` if nothing.
     pub state: Value,
+}
+
+/// What is wrong with a layer's resident ids, if anything: an expert that it does not have, or one twice.
+pub(super) fn resident_fault(ids: &[u16], n_experts: u32) -> Option<String> {
+    let mut sorted = ids.to_vec();
+    sorted.sort_unstable();
+    let twice = sorted.windows(2).find(|w| w[0] == w[1]).map(|w| format!("{} twice", w[0]));
+    sorted.last().filter(|&&id| u32::from(id) >= n_experts).map(ToString::to_string).or(twice)
 }
 
 /// The whole sidecar.

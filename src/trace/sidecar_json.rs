@@ -9,9 +9,9 @@ use std::fmt::Display;
 use serde_json::{Map, Value};
 
 use crate::error::{Result, err};
+use crate::trace::block::{Phase, Placement};
 use crate::trace::sidecar::{
-    MAX_BYTES, Model, ModelFile, Phase, Placement, Resident, Settings, SettingsFrom, Shape, Sidecar, TokenRange,
-    VERSION,
+    MAX_BYTES, Model, ModelFile, Resident, Settings, SettingsFrom, Shape, Sidecar, TokenRange, VERSION, resident_fault,
 };
 
 impl Sidecar {
@@ -92,10 +92,7 @@ fn settings(o: &Object, shape: &Shape) -> Result<SettingsFrom> {
             Some(value) => Object::new(value, format!("{}.more", o.at))?.map.clone(),
         },
     };
-    // a page-cache run has no slots
-    if !settings.slots.is_empty() && settings.slots.len() != shape.n_layers() {
-        return Err(err!(Format, "{}: slots of {} layers, not {}", o.at, settings.slots.len(), shape.n_layers()));
-    }
+    settings.check(shape.n_layers()).map_err(|e| err!(Format, "{}: {e}", o.at))?;
     Ok(SettingsFrom { token: o.number("from_token")?, settings })
 }
 
@@ -136,19 +133,14 @@ fn resident(o: &Object, shape: &Shape) -> Result<Resident> {
     }
     let mut layers = Vec::with_capacity(lists.len());
     for (list, &n) in lists.iter().zip(&shape.n_experts) {
-        let wrong = |found: &dyn Display| {
+        let wrong = |found: String| {
             let layer = layers.len();
             err!(Format, "{}, layer {layer}: distinct ids below {n} wanted, {found} found", o.at)
         };
-        let mut ids = Vec::new();
-        for value in list.as_array().ok_or_else(|| wrong(&short(list)))? {
-            let id = value.as_u64().filter(|&id| id < u64::from(n)).and_then(|id| u16::try_from(id).ok());
-            ids.push(id.ok_or_else(|| wrong(&short(value)))?);
-        }
-        let mut sorted = ids.clone();
-        sorted.sort_unstable();
-        if let Some(twice) = sorted.windows(2).find(|w| w[0] == w[1]) {
-            return Err(wrong(&format_args!("{} twice", twice[0])));
+        let ids = list.as_array().ok_or_else(|| wrong(short(list)))?.iter();
+        let ids: Vec<u16> = ids.map(|id| whole(id).ok_or_else(|| wrong(short(id)))).collect::<Result<_>>()?;
+        if let Some(fault) = resident_fault(&ids, n) {
+            return Err(wrong(fault));
         }
         layers.push(ids);
     }
@@ -254,4 +246,128 @@ fn short_text(text: &str) -> String {
         short.push_str("...");
     }
     short
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn made() -> Sidecar {
+        let range = TokenRange {
+            first: 0,
+            n_tokens: 4,
+            phase: Phase::Prefill,
+            position: -1,
+            tokens_per_pass: 4,
+            placement: vec![Placement::Slots, Placement::PassThrough],
+            left_out_before: 0,
+        };
+        let mut more = Map::new();
+        more.insert("ema_decay".into(), json!(0.99));
+        Sidecar {
+            model: Model {
+                files: vec![ModelFile { name: "a \"b\".gguf".into(), length: u64::MAX }],
+                architecture: "x".into(),
+            },
+            shape: Shape { blocks: vec![1, 3], n_experts: vec![8, 4], k: 2, top_m: 4 },
+            score_space: "logit".into(),
+            settings: vec![SettingsFrom {
+                token: 0,
+                settings: Settings { lambda: 0.1, slots: vec![4, 4], more, ..Settings::default() },
+            }],
+            ranges: vec![
+                range.clone(),
+                TokenRange { first: 4, phase: Phase::Decode, placement: vec![Placement::Mapped], ..range },
+            ],
+            resident: vec![
+                Resident {
+                    before_token: 0,
+                    reason: "start".into(),
+                    layers: vec![vec![7, 0], vec![]],
+                    state: Value::Null,
+                },
+                Resident {
+                    before_token: 4,
+                    reason: "x".into(),
+                    layers: vec![vec![], vec![3]],
+                    state: json!({"a": [1]}),
+                },
+            ],
+            left_out: [("queue full".to_owned(), 3)].into(),
+            row_range: true,
+            closed: false,
+            error: Some("disk".into()),
+        }
+    }
+
+    #[test]
+    fn json_and_text_round_trip() {
+        for sidecar in [made(), Sidecar { resident: vec![], error: None, ..made() }] {
+            assert_eq!(Sidecar::from_json(&sidecar.to_json()).unwrap(), sidecar);
+            let mut text = Vec::new();
+            sidecar.write_to(&mut text).unwrap();
+            assert_eq!(Sidecar::from_slice(&text).unwrap(), sidecar);
+            assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), sidecar.to_json());
+        }
+    }
+
+    #[test]
+    fn keys_of_later_versions_are_ignored() {
+        let mut value = made().to_json();
+        value["new"] = json!([1, 2]);
+        value["ranges"][0]["new"] = json!({});
+        assert_eq!(Sidecar::from_json(&value).unwrap(), made());
+    }
+
+    #[test]
+    fn faults_are_named() {
+        // where, what is put there, what the error must say
+        let faults = [
+            ("/hotset_sidecar", json!(2), "version 1 wanted, 2 found"),
+            ("/closed", json!(1), "sidecar.closed: true or false wanted, 1 found"),
+            ("/model/files/0/length", json!(-1), "sidecar.model.files[0].length"),
+            ("/shape/n_layers", json!(3), "3 layers, 2 blocks"),
+            ("/shape/k", json!(1.5), "1.5 found"),
+            ("/settings/0/slots", json!([1]), "slots of 1 layers"),
+            ("/settings/0/lambda", json!(null), "a number wanted, null found"),
+            ("/settings/0/more", json!([]), "settings[0].more: an object wanted, a list of 0 found"),
+            ("/ranges/0/phase", json!("warm"), "unknown phase \"warm\""),
+            ("/ranges/0/placement/1", json!(7), "unknown placement 7"),
+            ("/ranges/1/placement", json!([]), "placement of 0 layers"),
+            ("/ranges/1/tokens", json!(u64::MAX), "first 4"),
+            ("/ranges/1/tokens_per_pass", json!(0), "tokens_per_pass 0"),
+            ("/ranges/1/first", json!(3), "begins at token 3, the one before ends at 4"),
+            ("/resident/0/layers", json!([[]]), "1 layers, not 2"),
+            ("/resident/0/layers/1", json!([4]), "layer 1: distinct ids below 4 wanted, 4 found"),
+            ("/resident/0/layers/0", json!([2, 5, 2]), "2 twice found"),
+            ("/resident/0/layers/0", json!([70000]), "70000 found"),
+            ("/resident/0/before_token", json!(5), "sidecar.resident[1]: begins"),
+            ("/left_out", json!({"a": "b"}), "left_out.a"),
+        ];
+        for (at, fault, says) in faults {
+            let mut value = made().to_json();
+            *value.pointer_mut(at).unwrap() = fault;
+            let error = Sidecar::from_json(&value).unwrap_err().detail;
+            assert!(error.contains(says), "{at}: {error}");
+        }
+        for text in ["", "[]", "{", "{}", &"[".repeat(100_000)] {
+            assert!(Sidecar::from_slice(text.as_bytes()).is_err());
+        }
+    }
+
+    #[test]
+    fn the_trace_must_have_the_same_shape() {
+        let header = crate::trace::Header { n_layers: 2, n_experts: 8, top_m: 4, n_tokens: 0 };
+        made().check_header(&header).unwrap();
+        for wrong in [
+            crate::trace::Header { n_layers: 3, ..header },
+            crate::trace::Header { n_experts: 7, ..header },
+            crate::trace::Header { top_m: 5, ..header },
+        ] {
+            assert!(made().check_header(&wrong).is_err());
+        }
+        assert_eq!(made().described_tokens(), 8);
+    }
 }

@@ -7,7 +7,6 @@
 //! describes tokens that were written.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,105 +15,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result, err};
+use crate::trace::block::{Layout, TokenMeta, placement_of};
+use crate::trace::config::reason;
+use crate::trace::file_sink::FileSink;
 use crate::trace::q4rt::{HEADER_BYTES, N_TOKENS_OFFSET};
-use crate::trace::recorder::reason;
-use crate::trace::sidecar::{Phase, Placement, Resident, SettingsFrom, Sidecar, TokenRange};
-use crate::trace::spool::{FileSink, Sink};
-
-/// Where the parts of a block lie: records, ranges, meta data.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
-    pub n_layers: usize,
-    pub top_m: usize,
-    pub row_range: bool,
-}
-
-impl Layout {
-    pub fn record_bytes(&self) -> usize {
-        4 * self.top_m
-    }
-
-    /// Bytes of a token's records, which are the block's first.
-    pub fn records(&self) -> usize {
-        self.n_layers * self.record_bytes()
-    }
-
-    /// Bytes of a token's row ranges, which follow.
-    pub fn ranges(&self) -> usize {
-        if self.row_range { 4 * self.n_layers } else { 0 }
-    }
-
-    /// Bytes of a whole block, or `None` if no machine word holds them.
-    pub fn block(&self) -> Option<usize> {
-        self.n_layers
-            .checked_mul(self.record_bytes().checked_add(5)?)?
-            .checked_add(TokenMeta::FIXED)
-            .filter(|&n| n <= isize::MAX as usize)
-            .map(|_| self.records() + self.ranges() + TokenMeta::FIXED + self.n_layers)
-    }
-
-    #[inline]
-    pub fn record(&self, layer: usize) -> Range<usize> {
-        let size = self.record_bytes();
-        layer * size..(layer + 1) * size
-    }
-
-    #[inline]
-    pub fn range(&self, layer: usize) -> Range<usize> {
-        let at = self.records() + 4 * layer;
-        at..at + 4
-    }
-}
-
-/// What a block says about its token, for the sidecar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TokenMeta {
-    pub phase: Phase,
-    /// This token's; negative = not known.
-    pub position: i64,
-    pub tokens_per_pass: u32,
-    /// This token's place in its pass.
-    pub index: u32,
-    /// The first token of the pass that is recorded.
-    pub first: u32,
-}
-
-impl TokenMeta {
-    const FIXED: usize = 1 + 8 + 4 + 4 + 4;
-
-    /// Into the end of a block: the fixed part, then a byte a layer for the placement.
-    pub fn encode(&self, placement: &[Placement], out: &mut [u8]) {
-        let (fixed, layers) = out.split_at_mut(Self::FIXED);
-        fixed[0] = (self.phase == Phase::Decode).into();
-        fixed[1..9].copy_from_slice(&self.position.to_le_bytes());
-        fixed[9..13].copy_from_slice(&self.tokens_per_pass.to_le_bytes());
-        fixed[13..17].copy_from_slice(&self.index.to_le_bytes());
-        fixed[17..21].copy_from_slice(&self.first.to_le_bytes());
-        let code = |p: &Placement| *p as u8;
-        match placement {
-            [one] => layers.fill(code(one)),
-            each => layers.iter_mut().zip(each).for_each(|(out, p)| *out = code(p)),
-        }
-    }
-
-    /// The same back, with the placement's bytes. `None` if there are too few.
-    pub fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (fixed, layers) = bytes.split_at_checked(Self::FIXED)?;
-        let u32_at = |at: usize| Some(u32::from_le_bytes(*fixed[at..].first_chunk()?));
-        let meta = Self {
-            phase: if fixed[0] == 1 { Phase::Decode } else { Phase::Prefill },
-            position: i64::from_le_bytes(*fixed[1..].first_chunk()?),
-            tokens_per_pass: u32_at(9)?,
-            index: u32_at(13)?,
-            first: u32_at(17)?,
-        };
-        Some((meta, layers))
-    }
-}
-
-fn placement_of(code: u8) -> Placement {
-    [Placement::Slots, Placement::PassThrough, Placement::Mapped][usize::from(code.min(2))]
-}
+use crate::trace::sidecar::{Resident, SettingsFrom, Sidecar, TokenRange};
+use crate::trace::spool::Sink;
 
 /// What the recorder has to say besides tokens. Its lock is held for moments only, and taken only at gaps.
 #[derive(Default)]
@@ -138,6 +44,8 @@ pub(super) struct PendingState {
 pub(super) enum Event {
     Resident(Resident),
     Settings(SettingsFrom),
+    /// What the scores from this token on are.
+    ScoreSpace(u64, &'static str),
 }
 
 impl Event {
@@ -145,6 +53,7 @@ impl Event {
         match self {
             Self::Resident(resident) => resident.before_token,
             Self::Settings(from) => from.token,
+            Self::ScoreSpace(token, _) => *token,
         }
     }
 }
@@ -222,6 +131,7 @@ impl TraceSink {
                         _ => self.sidecar.settings.push(from),
                     }
                 }
+                Some(Event::ScoreSpace(_, name)) => name.clone_into(&mut self.sidecar.score_space),
                 _ => {}
             }
             self.changed = true;
@@ -256,7 +166,7 @@ impl TraceSink {
             }
         }
         let mut placement: Vec<_> = placement.iter().map(|&code| placement_of(code)).collect();
-        if placement.iter().all(|p| *p == placement[0]) {
+        if placement.windows(2).all(|pair| pair[0] == pair[1]) {
             placement.truncate(1);
         }
         self.size += 200 + 15 * placement.len() as u64;
@@ -408,5 +318,94 @@ impl Sink for TraceSink {
         let result = self.finish();
         self.keep(result)?;
         self.error.clone().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::Write;
+
+    use super::*;
+    use crate::trace::block::{Phase, Placement};
+    use crate::trace::q4rt::{Header, Trace};
+    use crate::trace::sidecar::{Shape, read_ranges};
+
+    const LAYOUT: Layout = Layout { n_layers: 2, top_m: 3, row_range: true };
+
+    fn block(position: i64) -> Vec<u8> {
+        let mut bytes = vec![0; LAYOUT.block().unwrap()];
+        bytes[LAYOUT.range(1)].copy_from_slice(&(position as f32).to_le_bytes());
+        let meta = TokenMeta { phase: Phase::Decode, position, tokens_per_pass: 1, index: 0, first: 0 };
+        meta.encode(&[Placement::Slots], &mut bytes[LAYOUT.records() + LAYOUT.ranges()..]);
+        bytes
+    }
+
+    fn sink(dir: &std::path::Path) -> TraceSink {
+        let trace = dir.join("a.q4rt");
+        let mut records = FileSink::new(File::create(&trace).unwrap(), &trace);
+        records.write(&Header { n_layers: 2, n_experts: 9, top_m: 3, n_tokens: 0 }.encode()).unwrap();
+        let ranges = dir.join("a.q4rt.range");
+        let ranges = FileSink::new(File::create(&ranges).unwrap(), &ranges);
+        let shape = Shape { blocks: vec![0, 1], n_experts: vec![9, 9], k: 2, top_m: 3 };
+        let sidecar = Sidecar { shape, ..Sidecar::default() };
+        TraceSink::new(LAYOUT, records, Some(ranges), Arc::default(), sidecar, dir.join("a.q4rt.json"))
+    }
+
+    #[test]
+    fn after_a_failed_write_the_files_hold_the_same_whole_tokens() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.q4rt");
+        let mut sink = sink(dir.path());
+        (0..5).for_each(|position| sink.write(&block(position)).unwrap());
+        sink.flush(true).unwrap();
+        // the disk took two tokens and a half of the records, three tokens and a byte of the ranges
+        let head = HEADER_BYTES + LAYOUT.records() * 2 + 7;
+        File::options().write(true).open(&path).unwrap().set_len(head as u64).unwrap();
+        let ranges = File::options().write(true).open(dir.path().join("a.q4rt.range")).unwrap();
+        ranges.set_len(3 * 8 + 1).unwrap();
+        sink.pending.sent.store(6, Ordering::Relaxed);
+        sink.error = Some(err!(Io, "no space left"));
+        assert!(sink.close().is_err());
+        let trace = Trace::open(&path).unwrap();
+        let health = trace.health();
+        assert_eq!((health.header_tokens, health.found_tokens, health.stray_bytes), (2, 2, 0));
+        assert_eq!(read_ranges(&path, 2).unwrap(), [0.0, 0.0, 0.0, 1.0]);
+        let sidecar = Sidecar::read_beside(&path).unwrap().unwrap();
+        assert_eq!((sidecar.described_tokens(), sidecar.left_out[reason::WRITE_FAILED]), (2, 4));
+        assert_eq!(sidecar.error.unwrap(), "no space left");
+    }
+
+    #[test]
+    fn a_sidecar_that_cannot_be_written_is_an_error_and_the_trace_is_sound() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = sink(dir.path());
+        sink.write(&block(0)).unwrap();
+        fs::create_dir(dir.path().join("a.q4rt.json")).unwrap();
+        assert!(sink.flush(false).is_err());
+        assert!(sink.close().is_err());
+        assert_eq!(Trace::open(dir.path().join("a.q4rt")).unwrap().health().header_tokens, 1);
+        assert!(!dir.path().join("a.q4rt.json.tmp").exists());
+    }
+
+    #[test]
+    fn a_file_that_takes_nothing_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        File::create(&path).unwrap().write_all(b"123").unwrap();
+        let mut file = FileSink::new(File::open(&path).unwrap(), &path);
+        file.write(b"45").unwrap();
+        let error = file.flush(false).unwrap_err().detail;
+        assert!(error.contains("2 bytes at offset 0"), "{error}");
+        assert!(file.patch(0, b"x").is_err());
+    }
+
+    #[test]
+    fn blocks_of_another_size_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = sink(dir.path());
+        for n in 0..LAYOUT.block().unwrap() - LAYOUT.n_layers {
+            assert!(sink.append(&block(0)[..n]).is_err());
+        }
     }
 }

@@ -27,6 +27,13 @@ pub fn page_bytes() -> u64 {
     u64::try_from(n).ok().filter(|n| n.is_power_of_two()).unwrap_or(4096)
 }
 
+/// Memory of the machine, in bytes; 0 where the system does not say.
+pub fn memory_bytes() -> u64 {
+    // SAFETY: sysconf has no preconditions.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    u64::try_from(pages).unwrap_or(0).saturating_mul(page_bytes())
+}
+
 /// Reserves zeroed private memory. Pages take room only once they are written.
 pub fn reserve(bytes: usize) -> io::Result<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANON | platform::RESERVE_FLAGS;
