@@ -43,7 +43,7 @@ pub struct HookArgs {
     #[arg(long, conflicts_with = "slots", value_parser = parse_size)]
     pub cache_bytes: Option<u64>,
     /// Reranking (MoCE): the bonus of resident experts as a share of delta; 0 is off
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub lambda: Option<f64>,
     /// Reranking: so many of the router's first experts get the bonus too
     #[arg(long)]
@@ -52,7 +52,7 @@ pub struct HookArgs {
     #[arg(long)]
     pub delta: Option<Delta>,
     /// Cold drop: a miss that weighs less than F x (sum of weights / k) does not run; 0 is off
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
     pub drop: Option<f64>,
     /// After a drop, scale the weights that are left
     #[arg(long)]
@@ -151,7 +151,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
         return whole.checked_mul(1 << shift).ok_or(format!("{text} is more than 64 bits hold"));
     }
     match digits.parse::<f64>() {
-        Ok(number) if shift > 0 && number >= 0.0 && number < 1e9 => Ok((number * (1u64 << shift) as f64) as u64),
+        Ok(number) if shift > 0 && (0.0..1e9).contains(&number) => Ok((number * (1u64 << shift) as f64) as u64),
         _ => Err(format!("\"{text}\" is no size: a number of bytes, or a number with K, M or G")),
     }
 }

@@ -33,7 +33,7 @@ pub struct Decode {
     #[arg(long)]
     step: bool,
     /// Sample at this temperature; 0 takes the likeliest token
-    #[arg(long, default_value_t = 0.0, value_parser = parse_temperature)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
     temp: f64,
     /// Of the sampling's random numbers
     #[arg(long, default_value_t = 0)]

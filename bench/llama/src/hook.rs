@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
 use llama_cpp_sys_2::ggml_backend_buffer_type_t;
@@ -55,6 +56,7 @@ impl Hook {
         if status < 0 {
             bail!("{}", explain(status, &detail));
         }
+        OPENED.store(true, Ordering::Relaxed);
         let mut hook = Hook { h, g: ptr::null_mut() };
         // SAFETY: no arguments.
         let mut adapter = unsafe { ffi::hotset_ggml_params_default() };
@@ -249,10 +251,18 @@ fn explain(status: i32, detail: &[c_char]) -> String {
     format!("{status} ({})", String::from_utf8_lossy(&bytes))
 }
 
+/// What fails before this is the program's one error message already.
+static OPENED: AtomicBool = AtomicBool::new(false);
+
 /// SAFETY: called by hotset only, with a C string.
 unsafe extern "C" fn log_line(level: i32, line: *const c_char, user: *mut c_void) {
     let verbose = user.addr() != 0;
-    if level <= ffi::HOTSET_LOG_WARN as i32 || verbose {
+    let wanted = match level as _ {
+        ffi::HOTSET_LOG_ERROR => OPENED.load(Ordering::Relaxed),
+        ffi::HOTSET_LOG_WARN => true,
+        _ => false,
+    };
+    if wanted || verbose {
         // SAFETY: valid during the call.
         eprintln!("hotset: {}", unsafe { text(line) });
     }

@@ -85,7 +85,7 @@ impl Outcome {
 
     /// Of a decoded token, all layers together; where prefill takes part its mass is in the sum, and its tokens are in the count.
     fn mass_per_token(&self, sum: f64) -> f64 {
-        let takes_part = self.shape.prefill & (ffi::HOTSET_PREFILL_MOCE | ffi::HOTSET_PREFILL_DROP) as u32 != 0;
+        let takes_part = self.shape.prefill & (ffi::HOTSET_PREFILL_MOCE | ffi::HOTSET_PREFILL_DROP) != 0;
         ratio(sum, if takes_part { self.tokens() } else { self.stats.decode_tokens as f64 })
     }
 
