@@ -41,6 +41,11 @@ fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
+/// A reason, where there is one.
+fn bracketed(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(" ({text})") }
+}
+
 /// hotset's numbers at the end of a run.
 pub struct Outcome {
     stats: ffi::hotset_stats,
@@ -110,14 +115,14 @@ impl Outcome {
             );
         }
         eprintln!(
-            "modes:   backing {}, {} slots of {} per layer, io {} ({}), dense {} ({}), lambda {} of {}, F {}",
+            "modes:   backing {}, {} slots of {} per layer, io {}{}, dense {}{}, lambda {} of {}, F {}",
             Backing::text_of(shape.backing),
             shape.slots,
             shape.n_experts,
             Io::text_of(shape.io),
-            self.io_reason,
+            bracketed(&self.io_reason),
             Dense::text_of(shape.dense),
-            self.dense_reason,
+            bracketed(&self.dense_reason),
             shape.lambda,
             Delta::text_of(shape.delta),
             shape.drop,
