@@ -143,6 +143,8 @@ impl Hook {
             if let Some(expert) = self.layers[layer].cache.expert_in(slot) {
                 self.layers[layer].cache.forget(expert);
             }
+            // Reads of an aborted pass may still be in flight in it; then the next fetch into the slot waits for them.
+            let _ = self.store.clear_failed(layer, slot);
         }
     }
 }

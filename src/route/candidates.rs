@@ -6,6 +6,9 @@
 //! differs from the logit by a constant per token, so order and differences are the logits'.
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::top::{self, Top};
 
 /// What the numbers of a score row are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,9 +34,10 @@ pub struct Row {
 /// Working memory of `select`, reused from call to call.
 #[derive(Default)]
 pub struct Scratch {
-    keys: Vec<i32>,
-    picked: Vec<u64>,
+    top: Top,
+    picked: Vec<u16>,
     routed: Vec<bool>,
+    scores: Vec<f32>,
 }
 
 /// The lowest score a trace can hold; what lies outside f16 saturates.
@@ -51,95 +55,46 @@ pub fn select(
 ) -> Row {
     debug_assert!(ids.len() == scores.len() && ids.len() <= row.len());
     let m = ids.len();
-    let (mut low, mut high, mut nan) = (f32::INFINITY, f32::NEG_INFINITY, false);
-    scratch.keys.clear();
-    scratch.keys.extend(row.iter().map(|&z| key(z)));
-    for &z in row {
-        low = low.min(z);
-        high = high.max(z);
-        nan |= z.is_nan();
-    }
+    scratch.picked.resize(m, 0);
+    let (low, high) = scratch.top.select(row, &mut scratch.picked);
+    let nan = low == top::NAN;
 
     let own = routed.len().min(m);
     ids[..own].copy_from_slice(&routed[..own]);
-    if own < m {
-        // m of all experts, of which the router's own are passed over: at least m - own others are among them.
-        top(&scratch.keys, m, &mut scratch.picked);
+    if own == 0 || scratch.picked[..own] == ids[..own] {
+        ids.copy_from_slice(&scratch.picked);
+    } else {
+        // The router's order is another (ties, a choice by groups): its own come first. At least m - own others were picked.
         scratch.routed.resize(row.len(), false);
         routed.iter().for_each(|&e| scratch.routed[e as usize] = true);
-        let others = scratch.picked.iter().map(|&p| id_of(p)).filter(|&e| !scratch.routed[e as usize]);
-        let mut filled = own;
-        for (slot, e) in ids[own..].iter_mut().zip(others) {
-            *slot = e;
-            filled += 1;
-        }
-        debug_assert_eq!(filled, m);
+        let others = scratch.picked.iter().filter(|&&e| !scratch.routed[e as usize]);
+        ids[own..].iter_mut().zip(others).for_each(|(id, &e)| *id = e);
         routed.iter().for_each(|&e| scratch.routed[e as usize] = false);
     }
     if nan {
         scores.fill(LOWEST);
     } else {
-        for (score, &e) in scores.iter_mut().zip(ids.iter()) {
-            *score = saturate(in_space(row[e as usize], space));
+        scratch.scores.resize(m, 0.0);
+        for (z, &e) in scratch.scores.iter_mut().zip(ids.iter()) {
+            *z = row[e as usize];
         }
+        if space == ScoreSpace::Softmax {
+            scratch.scores.iter_mut().for_each(|z| *z = top::ln(*z));
+        }
+        scratch.scores.iter_mut().for_each(|z| *z = z.clamp(-65504.0, 65504.0));
+        scores.convert_from_f32_slice(&scratch.scores);
     }
-    let range = in_space(high, space) as f64 - in_space(low, space) as f64;
+    let in_space = |key: i32| match space {
+        ScoreSpace::Softmax => f64::from(top::ln(top::score(key))),
+        ScoreSpace::Logits | ScoreSpace::Linear => f64::from(top::score(key)),
+    };
+    let range = in_space(high) - in_space(low);
     Row { usable: !nan, range: (!nan && range.is_finite() && range <= 65504.0).then_some(range) }
-}
-
-fn in_space(z: f32, space: ScoreSpace) -> f32 {
-    if space == ScoreSpace::Softmax { z.ln() } else { z }
-}
-
-/// f16 with what lies outside at its ends: a trace holds no infinity.
-pub fn saturate(z: f32) -> f16 {
-    f16::from_f32(z.clamp(-65504.0, 65504.0))
-}
-
-/// Orders like the score, NaN below everything; -0 and 0 are equal, as they are to the router.
-fn key(z: f32) -> i32 {
-    let bits = if z.is_nan() { i32::MIN } else { (z + 0.0).to_bits() as i32 };
-    if z.is_nan() { bits } else { bits ^ ((bits >> 31) & 0x7fff_ffff) }
-}
-
-fn id_of(packed: u64) -> u16 {
-    !(packed as u16)
-}
-
-/// The m largest keys into `picked`, largest first, ties by lowest id, packed as key and inverted id.
-///
-/// Bisection on the key with a counting pass (which the compiler turns into vector compares) until a little more than m
-/// lie above it; only those are sorted.
-fn top(keys: &[i32], m: usize, picked: &mut Vec<u64>) {
-    let slack = m + m / 4;
-    let (mut low, mut high) = (i32::MIN as i64, i32::MAX as i64);
-    // Invariant: at least m keys are >= low.
-    while low < high && slack < keys.len() {
-        let middle = low + (high - low + 1) / 2;
-        let count = keys.iter().map(|&k| (k >= middle as i32) as u32).sum::<u32>() as usize;
-        if count >= m {
-            low = middle;
-            if count <= slack {
-                break;
-            }
-        } else {
-            high = middle - 1;
-        }
-    }
-    picked.clear();
-    for (e, &k) in keys.iter().enumerate() {
-        if k >= low as i32 {
-            picked.push(((k ^ i32::MIN) as u32 as u64) << 32 | !(e as u16) as u64);
-        }
-    }
-    picked.sort_unstable_by(|a, b| b.cmp(a));
-    picked.truncate(m);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn rank(row: &[f32], space: ScoreSpace, routed: &[u16], m: usize) -> (Vec<u16>, Vec<f16>, Row) {
         let (mut ids, mut scores) = (vec![0; m], vec![f16::ZERO; m]);
@@ -176,22 +131,15 @@ mod tests {
     }
 
     #[test]
+    fn what_lies_outside_f16_saturates() {
+        let (_, scores, _) = rank(&[1e9, 7.0, -1e9], ScoreSpace::Logits, &[], 3);
+        assert_eq!(scores, [f16::MAX, f16::from_f32(7.0), f16::MIN]);
+    }
+
+    #[test]
     fn softmax_is_recorded_as_its_logarithm() {
         let (_, scores, seen) = rank(&[0.25, 0.75], ScoreSpace::Softmax, &[], 2);
         assert_eq!(scores, [f16::from_f32(0.75f32.ln()), f16::from_f32(0.25f32.ln())]);
         assert!((seen.range.unwrap() - 3f64.ln()).abs() < 1e-6);
-    }
-
-    proptest! {
-        #[test]
-        fn is_a_stable_sort(row in prop::collection::vec(prop_oneof![(-3i8..3).prop_map(f32::from), -90f32..90.0], 1..600), share in 0.0f64..1.0) {
-            let m = ((row.len() as f64 * share) as usize).max(1);
-            let mut wanted: Vec<u16> = (0..row.len() as u16).collect();
-            wanted.sort_by(|&a, &b| row[b as usize].total_cmp(&(row[a as usize])).then(a.cmp(&b)));
-            let zero = |z: f32| if z == 0.0 { 0.0 } else { z };
-            wanted.sort_by(|&a, &b| zero(row[b as usize]).total_cmp(&zero(row[a as usize])).then(a.cmp(&b)));
-            let (ids, ..) = rank(&row, ScoreSpace::Logits, &[], m);
-            prop_assert_eq!(&ids[..], &wanted[..m]);
-        }
     }
 }

@@ -7,6 +7,7 @@
 pub mod candidates;
 pub mod drop;
 pub mod moce;
+pub mod top;
 
 pub use candidates::{Row, ScoreSpace, Scratch};
 pub use drop::{Drop, Renormalise};

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! region | layer 0: slot 0 | slot 1 | … | layer 1: slot 0 | …      slot strides are whole pages, a layer has its own
-//! slot   | gate.weight | up.weight | down.weight | companions | pad    each at a multiple of 64
+//! slot   | gate.weight | up.weight | down.weight | companions | pad    each at a multiple of 32
 //! ```
 //!
 //! The planning functions need only the expert table: memory is known before any is taken. The arena itself keeps no
@@ -13,8 +13,8 @@ use super::sys;
 use crate::error::{Result, err};
 use crate::model::{ExpertTable, MoeLayer};
 
-/// What kernels may expect of the address of a matrix.
-pub const SLICE_ALIGN: u64 = 64;
+/// What kernels may expect of the address of a matrix: the alignment that GGUF files have by default.
+pub const SLICE_ALIGN: u64 = 32;
 
 /// Where the same slice of every slot of a layer lies: an engine sets its tensor's data to `base`, the distance between
 /// matrices to `stride_bytes`, and their number to `slots`.
@@ -155,7 +155,7 @@ impl Arena {
         unsafe { sys::discard(start, len) }
     }
 
-    /// Tells the system that a slot given back is used again.
+    /// Tells the system that a slot is used for the first time, or again after it was given back.
     ///
     /// # Safety
     /// As for `release`.

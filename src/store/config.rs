@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::reader::{Bounce, IoMode};
+use super::reader::Bounce;
+use super::source::IoMode;
 use crate::error::{Result, err};
 
 /// Where resident experts live.
@@ -19,7 +20,7 @@ pub enum Backing {
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
     pub backing: Backing,
-    /// Slots of each layer.
+    /// Slots of each layer; no more are made than the largest layer has experts.
     pub slots: u32,
     /// I/O threads, 1 to 64.
     pub lanes: usize,

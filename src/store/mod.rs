@@ -19,11 +19,12 @@ mod lanes;
 mod reader;
 mod shared;
 mod slots;
+mod source;
 mod sys;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use memmap2::Mmap;
@@ -32,16 +33,17 @@ use parking_lot::Mutex;
 pub use arena::{Bank, SLICE_ALIGN, plan_slot_bytes};
 pub use config::{Backing, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
-pub use reader::{IoMode, IoReport, ReadAt};
+pub use source::{IoMode, IoReport, ReadAt};
 pub use sys::{memory_bytes, page_bytes};
 
 use crate::error::{Result, err};
 use crate::model::{ExpertTable, MoeLayer};
 use arena::Arena;
 use lanes::{Job, Lanes};
-use reader::{Bounce, ReadCounters, Reader, SourceFile};
+use reader::{Bounce, ReadCounters, Reader};
 use shared::Shared;
 use slots::LayerSlots;
+use source::SourceFile;
 
 /// Sums since open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,15 +110,17 @@ impl Store {
         let mode = if in_slots { config.io } else { IoMode::Buffered };
         let open = |(i, path): (usize, &PathBuf)| SourceFile::open(path, lens[i], mode, |file| wrap(i, file));
         let files: Vec<SourceFile> = files.iter().enumerate().map(open).collect::<Result<_>>()?;
-        let io = reader::report(mode, &files);
+        let io = source::report(mode, &files);
 
-        let bounce = if reader::needs_bounce(&files) { config.bounce_size() } else { 0 };
+        let bounce = if source::needs_bounce(&files) { config.bounce_size() } else { 0 };
         let n_lanes = if in_slots { config.lanes } else { 0 };
         let staging_bytes = if in_slots { (n_lanes as u64 + 1) * bounce as u64 } else { 0 };
         let own = Mutex::new(Reader::new(Bounce::new(bounce)?));
 
-        let arena = if in_slots { Some(Arena::new(table, config.slots)?) } else { None };
-        let new_slots = |(i, l): (usize, &MoeLayer)| LayerSlots::new(i, config.slots, l.tensors.len());
+        // more slots than experts would never be filled
+        let n_slots = config.slots.min(table.n_experts());
+        let arena = if in_slots { Some(Arena::new(table, n_slots)?) } else { None };
+        let new_slots = |(i, l): (usize, &MoeLayer)| LayerSlots::new(i, n_slots, l.tensors.len());
         let slots = if in_slots { table.layers.iter().enumerate().map(new_slots).collect() } else { Vec::new() };
         let queue = config.queue;
         let shared = Arc::new(Shared {
@@ -129,6 +133,7 @@ impl Store {
             counters: ReadCounters::default(),
             wait_ns: AtomicU64::new(0),
             committed: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
         });
         let lanes = if in_slots {
             Lanes::start(n_lanes, queue, || {
@@ -187,7 +192,10 @@ impl Store {
     /// in the latter case nothing is in flight either.
     pub fn wait_layer(&self, layer: usize) -> Result<()> {
         let slots = self.shared.layer(layer)?;
-        if slots.is_idle() { slots.wait_all(Duration::ZERO) } else { self.timed(|timeout| slots.wait_all(timeout)) }
+        if !slots.is_idle() {
+            self.timed(|timeout| slots.wait_idle(timeout))?;
+        }
+        slots.first_failure()
     }
 
     /// Whether a slice, or with None the whole expert, is in the slot now. Out of range is false.
@@ -210,7 +218,7 @@ impl Store {
     /// Forgets a slot's failure; the slot is empty afterwards. A slot without a failure stays as it is. Err while reads are
     /// in flight in it.
     pub fn clear_failed(&self, layer: usize, slot: u32) -> Result<()> {
-        self.shared.slot_in(layer, slot)?.clear_failed(slot)
+        self.shared.slot_in(layer, slot)?.clear_failed(slot, self.shared.config.timeout)
     }
 
     /// Empties a slot and gives its memory back. Err while reads are in flight in it. The bank stays where it is: reading
@@ -218,7 +226,7 @@ impl Store {
     pub fn release(&self, layer: usize, slot: u32) -> Result<()> {
         let s = &*self.shared;
         let (slots, arena) = (s.slot_in(layer, slot)?, s.arena()?);
-        slots.reset(slot, false, |took_memory| {
+        slots.reset(slot, s.config.timeout, |took_memory| {
             // SAFETY: layer and slot were checked, and `reset` has claimed the slot for us.
             unsafe { arena.release(layer, slot) }.map_err(|e| {
                 err!(Memory, "layer {layer} slot {slot}: {} bytes cannot be given back: {e}", s.stride(layer))
@@ -226,7 +234,7 @@ impl Store {
             if took_memory {
                 s.committed.fetch_sub(s.stride(layer), Relaxed);
             }
-            Ok(())
+            Ok(false)
         })
     }
 
@@ -234,14 +242,14 @@ impl Store {
     pub fn poison(&self, layer: usize, slot: u32, byte: u8) -> Result<()> {
         let s = &*self.shared;
         let (slots, arena) = (s.slot_in(layer, slot)?, s.arena()?);
-        slots.reset(slot, true, |took_memory| {
+        slots.reset(slot, s.config.timeout, |took_memory| {
             if !took_memory {
                 s.committed.fetch_add(s.stride(layer), Relaxed);
             }
             let (start, len) = arena.span(layer, slot, None);
             // SAFETY: the span is this slot, which `reset` has claimed for us.
             unsafe { start.write_bytes(byte, len) };
-            Ok(())
+            Ok(true)
         })
     }
 
@@ -262,7 +270,8 @@ impl Store {
         Ok(self.shared.stride(layer))
     }
 
-    /// Slots of each layer; 0 with the page-cache backing.
+    /// Slots of each layer: those of the configuration, but no more than the largest layer has experts. 0 with the
+    /// page-cache backing.
     pub fn slots(&self) -> u32 {
         self.shared.slots.first().map_or(0, LayerSlots::len)
     }
@@ -340,5 +349,12 @@ impl Store {
         let outcome = wait(self.shared.config.timeout);
         self.shared.wait_ns.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
         outcome
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // what is still queued is not read any more
+        self.shared.closing.store(true, Relaxed);
     }
 }

@@ -3,15 +3,16 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use memmap2::Mmap;
 
 use super::arena::Arena;
 use super::config::StoreConfig;
 use super::lanes::Job;
-use super::reader::{ReadCounters, Reader, SourceFile};
+use super::reader::{ReadCounters, Reader};
 use super::slots::{LayerSlots, MAX_SLICES};
+use super::source::SourceFile;
 use crate::error::{Error, Result, err};
 use crate::model::{ExpertTable, ExpertTensor, MoeLayer};
 
@@ -27,11 +28,16 @@ pub(super) struct Shared {
     pub wait_ns: AtomicU64,
     /// Bytes of the slots whose pages take memory. Changed under the claim of the slot, so that it never counts one twice.
     pub committed: AtomicU64,
+    /// The store is being dropped: jobs still queued end unread.
+    pub closing: AtomicBool,
 }
 
 impl Shared {
     /// Does a job. Whatever happens, the slice is finished: a panic (in a wrapped source) is a failure too.
     pub fn run(&self, job: Job, reader: &mut Reader) {
+        if self.closing.load(Relaxed) {
+            return self.finish(job, Err(err!(State, "the store is closing")));
+        }
         let outcome = catch_unwind(AssertUnwindSafe(|| self.read(job, reader)))
             .unwrap_or_else(|_| Err(err!(Internal, "the read panicked")));
         self.finish(job, outcome);

@@ -125,36 +125,39 @@ impl LayerSlots {
             }
         };
         self.slice(slot, slice).store(state as u8, Release);
-        self.in_flight.fetch_sub(1, Release);
+        // only now: whoever claims the slot next may set the slice's state
         s.word.fetch_sub(1, AcqRel);
+        self.in_flight.fetch_sub(1, Release);
         self.wake();
     }
 
-    /// Claims a slot, runs `f` on it as its only user, and leaves it empty. `f` is told whether the slot took memory;
-    /// `committed` says whether it does after that. Refused while reads are in flight in it.
-    pub fn reset(&self, slot: u32, committed: bool, f: impl FnOnce(bool) -> Result<()>) -> Result<()> {
-        self.claim(slot, 1, Duration::ZERO)?;
+    /// Claims a slot, runs `f` on it as its only user, and leaves it empty. `f` is told whether the slot takes memory, and
+    /// says whether it does afterwards. Refused while reads are in flight in it.
+    pub fn reset(&self, slot: u32, timeout: Duration, f: impl FnOnce(bool) -> Result<bool>) -> Result<()> {
+        let reading = |&i: &u32| self.slice(slot, i).load(Acquire) == Slice::Reading as u8;
+        let n = (0..self.n_slices).filter(reading).count();
+        if n > 0 {
+            return Err(err!(State, "layer {} slot {slot}: {n} slices are in flight in it", self.layer));
+        }
+        // what may still be counted is a lane between the last two steps of a finish
+        self.claim(slot, 1, timeout)?;
         let s = &self.slots[slot as usize];
         for i in 0..self.n_slices {
             self.slice(slot, i).store(Slice::Empty as u8, Relaxed);
         }
         s.expert.store(NOBODY, Relaxed);
-        let outcome = f(s.committed.load(Relaxed));
-        if outcome.is_ok() {
-            s.committed.store(committed, Relaxed);
-        }
+        let outcome = f(s.committed.load(Relaxed)).map(|committed| s.committed.store(committed, Relaxed));
         s.word.store(0, Release);
         self.wake();
         outcome
     }
 
     /// Forgets a slot's failure and leaves it empty. A slot without one stays as it is.
-    pub fn clear_failed(&self, slot: u32) -> Result<()> {
+    pub fn clear_failed(&self, slot: u32, timeout: Duration) -> Result<()> {
         if self.slots[slot as usize].word.load(Acquire) & FAILED == 0 {
             return Ok(());
         }
-        let committed = self.slots[slot as usize].committed.load(Relaxed);
-        self.reset(slot, committed, |_| Ok(()))
+        self.reset(slot, timeout, Ok)
     }
 
     /// The slots that failed since the last call, each once. Allocates only if there are any.
@@ -207,16 +210,21 @@ impl LayerSlots {
         }
     }
 
-    /// Waits until nothing is in flight in the layer. Err with the first recorded failure, if there is one.
-    pub fn wait_all(&self, timeout: Duration) -> Result<()> {
-        if !self.sleep_until(|| self.in_flight.load(Acquire) == 0, timeout) {
-            let n = self.in_flight.load(Relaxed);
-            return Err(err!(Timeout, "layer {}: {n} slices not read after {} ms", self.layer, timeout.as_millis()));
+    /// Waits until nothing is in flight in the layer.
+    pub fn wait_idle(&self, timeout: Duration) -> Result<()> {
+        if self.sleep_until(|| self.is_idle(), timeout) {
+            return Ok(());
         }
+        let n = self.in_flight.load(Relaxed);
+        Err(err!(Timeout, "layer {}: {n} slices not read after {} ms", self.layer, timeout.as_millis()))
+    }
+
+    /// Err with the first recorded failure, if there is one.
+    pub fn first_failure(&self) -> Result<()> {
         self.failures.lock().first().map_or(Ok(()), |f| Err(f.error.clone()))
     }
 
-    /// Whether anything is in flight in the layer.
+    /// Whether nothing is in flight in the layer.
     pub fn is_idle(&self) -> bool {
         self.in_flight.load(Acquire) == 0
     }
@@ -240,16 +248,8 @@ impl LayerSlots {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if !self.sleep_until(|| word.load(Acquire) & IN_FLIGHT == 0, left) {
-                let (layer, w) = (self.layer, word.load(Relaxed) & IN_FLIGHT);
-                let waited = timeout.as_millis();
-                return Err(if timeout.is_zero() {
-                    err!(State, "layer {layer} slot {slot}: {w} reads are in flight in it")
-                } else {
-                    err!(
-                        Timeout,
-                        "layer {layer} slot {slot}: {w} earlier reads still in flight in it after {waited} ms"
-                    )
-                });
+                let (layer, n, ms) = (self.layer, word.load(Relaxed) & IN_FLIGHT, timeout.as_millis());
+                return Err(err!(Timeout, "layer {layer} slot {slot}: {n} earlier reads not over after {ms} ms"));
             }
         }
     }
@@ -303,17 +303,17 @@ mod tests {
         l.finish(0, 1, Ok(()));
         l.wait(0, Some(1), SOON).unwrap();
         assert_eq!(l.wait(0, None, SOON).unwrap_err().kind, ErrorKind::Timeout);
-        assert_eq!(l.wait_all(SOON).unwrap_err().kind, ErrorKind::Timeout);
+        assert_eq!(l.wait_idle(SOON).unwrap_err().kind, ErrorKind::Timeout);
         assert_eq!(l.expert(0), None);
         l.finish(0, 0, Ok(()));
         l.wait(0, None, SOON).unwrap();
-        l.wait_all(SOON).unwrap();
+        l.wait_idle(SOON).unwrap();
         assert_eq!((l.expert(0), l.expert(1)), (Some(7), None));
         for took_memory in [true, false] {
             let mut was = None;
-            l.reset(0, false, |w| {
+            l.reset(0, SOON, |w| {
                 was = Some(w);
-                Ok(())
+                Ok(false)
             })
             .unwrap();
             assert_eq!(was, Some(took_memory));
@@ -333,21 +333,21 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(l.wait(1, Some(1), SOON).unwrap_err().detail, "broken");
                 assert_eq!(l.wait(1, None, SOON).unwrap_err().detail, "broken");
-                assert_eq!(l.wait_all(SOON).unwrap_err().detail, "broken");
+                assert_eq!(l.first_failure().unwrap_err().detail, "broken");
             }
             assert_eq!(l.expert(1), None);
             if clear {
                 assert_eq!(l.take_failed(), [1]);
                 assert!(l.take_failed().is_empty());
-                l.clear_failed(1).unwrap();
+                l.clear_failed(1, SOON).unwrap();
                 assert_eq!(l.wait(1, Some(0), SOON).unwrap_err().kind, ErrorKind::State);
             } else {
                 filled(&l, 1, 5);
                 assert!(l.take_failed().is_empty());
-                l.clear_failed(1).unwrap();
+                l.clear_failed(1, SOON).unwrap();
                 assert_eq!(l.expert(1), Some(5), "no failure: nothing cleared");
             }
-            l.wait_all(SOON).unwrap();
+            l.first_failure().unwrap();
         }
     }
 
@@ -356,7 +356,7 @@ mod tests {
         let l = LayerSlots::new(0, 1, 1);
         l.claim_for_fetch(0, 1, SOON).unwrap();
         assert_eq!(l.claim_for_fetch(0, 2, SOON).unwrap_err().kind, ErrorKind::Timeout);
-        assert_eq!(l.reset(0, false, |_| unreachable!()).unwrap_err().kind, ErrorKind::State);
+        assert_eq!(l.reset(0, LATER, |_| unreachable!()).unwrap_err().kind, ErrorKind::State);
         std::thread::scope(|s| {
             s.spawn(|| l.claim_for_fetch(0, 3, LATER).unwrap());
             std::thread::sleep(Duration::from_millis(5));

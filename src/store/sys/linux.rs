@@ -40,15 +40,23 @@ pub fn direct_align(file: &File) -> Option<(usize, usize)> {
 /// # Safety
 /// The range is page-aligned at both ends, the caller's own anonymous memory, and its contents are of no use any more.
 pub unsafe fn discard(start: *mut u8, bytes: usize) -> io::Result<()> {
-    // SAFETY: as the caller says.
-    super::check(unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) })
+    // SAFETY: as the caller says. Without NOHUGEPAGE the system may fill the gap again, to make one large page of it and
+    // its neighbours; a kernel that knows no large pages refuses that advice and needs none.
+    unsafe {
+        libc::madvise(start.cast(), bytes, libc::MADV_NOHUGEPAGE);
+        super::check(libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED))
+    }
 }
 
-/// Tells the system that a discarded range is used again. Nothing to say on Linux.
+/// Tells the system that a range is used from now on: it may take large pages, which direct reads of large slices fill
+/// faster, since the drive gets fewer pieces. None of them reaches into a range that is not in use.
 ///
 /// # Safety
-/// As for `discard`.
-pub unsafe fn reuse(_start: *mut u8, _bytes: usize) {}
+/// As for `discard`, but that the contents stay.
+pub unsafe fn reuse(start: *mut u8, bytes: usize) {
+    // SAFETY: as the caller says; the advice changes no contents, and a refusal costs only speed.
+    unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
+}
 
 /// Asks for a range of the file to be read into the page cache; returns at once. A refusal costs only speed.
 pub fn prefetch(_file: &File, _offset: u64, _bytes: u64) {
