@@ -88,7 +88,7 @@ impl Engine {
         // SAFETY: path and params are valid for the call, the overrides as long as self.
         self.model = unsafe { llama::llama_model_load_from_file(path.as_ptr(), params) };
         if self.model.is_null() {
-            bail!("llama.cpp cannot load {}: {}", load.model.display(), last_error());
+            bail!("llama.cpp cannot load {}: {}", load.model.display(), complaints());
         }
         // SAFETY: the model is loaded; the vocabulary is part of it.
         unsafe {
@@ -119,7 +119,7 @@ impl Engine {
         // SAFETY: the model is loaded, the adapter outlives the context.
         self.ctx = unsafe { llama::llama_init_from_model(self.model, params) };
         if self.ctx.is_null() {
-            bail!("llama.cpp cannot make a context of {} tokens: {}", params.n_ctx, last_error());
+            bail!("llama.cpp cannot make a context of {} tokens: {}", params.n_ctx, complaints());
         }
         // SAFETY: the context exists.
         self.n_ctx = unsafe { llama::llama_n_ctx(self.ctx) };
@@ -199,7 +199,7 @@ impl Engine {
             0 => Ok(()),
             1 => bail!("the context of {} tokens is full", self.n_ctx),
             2 => bail!("the decode was aborted"),
-            other => bail!("llama_decode failed with {other}: {}", last_error()),
+            other => bail!("llama_decode failed with {other}: {}", complaints()),
         }
     }
 
@@ -248,11 +248,11 @@ impl Drop for Engine {
     }
 }
 
-/// What llama.cpp last complained about: its functions themselves say only that they failed.
-static LAST_ERROR: Mutex<String> = Mutex::new(String::new());
+/// What llama.cpp complained about: its functions themselves say only that they failed.
+static COMPLAINTS: Mutex<String> = Mutex::new(String::new());
 
-fn last_error() -> String {
-    let text = LAST_ERROR.lock().map(|text| text.trim().to_string()).unwrap_or_default();
+fn complaints() -> String {
+    let text = COMPLAINTS.lock().map(|text| text.clone()).unwrap_or_default();
     if text.is_empty() { "no reason given (try --verbose)".to_string() } else { text }
 }
 
@@ -264,8 +264,12 @@ unsafe extern "C" fn engine_log(level: llama::ggml_log_level, line: *const c_cha
         eprint!("{line}");
     }
     if level == llama::GGML_LOG_LEVEL_ERROR
-        && let Ok(mut last) = LAST_ERROR.lock()
+        && let Ok(mut all) = COMPLAINTS.lock()
+        // The first says most; a loop of complaints must not fill the memory.
+        && all.len() < 1000
     {
-        *last = line;
+        let between = if all.is_empty() { "" } else { "; " };
+        all.push_str(between);
+        all.push_str(line.trim());
     }
 }
