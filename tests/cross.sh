@@ -18,6 +18,9 @@ dir=${CROSS_DIR:-$HOME/.cache/hotset-cross}
 usr=$dir/root/usr
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/cross
 
+# tests that start an executable of this build
+starts_itself=(a_killed_process_leaves_whole_tokens)
+
 skip() {
     echo "skipped: cross.sh $what: $*"
     exit 0
@@ -75,18 +78,19 @@ web() {
     echo "$("$RUSTC" --version), $(cargo --version)"
 }
 
-# cargo check links nothing, so a build script's C needs no Apple SDK: its objects may be empty
+# cargo check links nothing, so a build script's C needs no Apple SDK: its objects and archives may be empty
 no_c() {
-    cat >"$dir/no-cc" <<'CC'
+    cat >"$dir/no-c" <<'CC'
 #!/bin/sh
-# a C compiler that writes empty objects
-while [ $# -gt 0 ]; do
-    if [ "$1" = -o ]; then : >"$2"; fi
-    shift
+# a C compiler, and an ar, that make empty files
+last=
+for argument; do
+    case $last:$argument in -o:* | *:*.a) : >"$argument" ;; esac
+    last=$argument
 done
 CC
-    chmod +x "$dir/no-cc"
-    export CC_aarch64_apple_darwin=$dir/no-cc CXX_aarch64_apple_darwin=$dir/no-cc AR_aarch64_apple_darwin=ar SDKROOT=/nonexistent
+    chmod +x "$dir/no-c"
+    export CC_aarch64_apple_darwin=$dir/no-c CXX_aarch64_apple_darwin=$dir/no-c AR_aarch64_apple_darwin=$dir/no-c SDKROOT=/nonexistent
 }
 
 mac() {
@@ -107,7 +111,13 @@ arm() {
     web
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
-    cargo test --quiet --package hotset --target aarch64-unknown-linux-gnu -- "$@"
+    # a program that a test starts is run by the kernel, not by the emulator: such tests cannot work here
+    local test skips=()
+    for test in "${starts_itself[@]}"; do
+        skips+=(--skip "$test")
+        echo "skipped: cross.sh arm: $test: starts a program built for aarch64, which the emulator does not take over"
+    done
+    cargo test --quiet --no-fail-fast --package hotset --target aarch64-unknown-linux-gnu -- "${skips[@]}" "$@"
     echo "cross.sh arm: the root package's tests ran for aarch64-unknown-linux-gnu under qemu"
 }
 

@@ -378,6 +378,33 @@ fn two_models_know_nothing_of_each_other() {
     assert_eq!(alone, together);
 }
 
+/// The call for engines without a graph: the same choice and slots as the two calls, weights that sum to 1, and an error leaves all as it was.
+#[test]
+fn one_call_does_what_the_two_do() {
+    let dir = dir();
+    let path = model(dir.path());
+    let c = Config { moce: Moce { lambda: 0.3, ..Moce::default() }, ..config(7) };
+    let (mut one, mut two) = (Hook::open(&path, c.clone()).unwrap(), Hook::open(&path, c).unwrap());
+    for t in 0..40 {
+        for l in 0..LAYERS {
+            let (mut z, mut ids, mut weights) = (scores(t, l), vec![-7; K], vec![9.0; K]);
+            let b = Batch { routed: false, ..batch(l, 1) };
+            let rows = Adjacent { data: &mut z, width: EXPERTS };
+            let (i, w) = (&mut Adjacent { data: &mut ids, width: K }, &mut Adjacent { data: &mut weights, width: K });
+            let outcome = one.layer(&b, &rows, i, w).unwrap();
+            one.store().wait_layer(l).unwrap();
+            let seen = layer(&mut two, l, t, 1).unwrap();
+            assert_eq!((&ids, outcome), (&seen.slots, seen.outcome));
+            assert!(weights.iter().zip(&seen.weights).all(|(a, b)| (a - b).abs() < 1e-6));
+        }
+    }
+    let (mut z, mut ids, mut weights) = (scores(0, 0), vec![3, 3, 4, 5], vec![9.0; K]);
+    let rows = Adjacent { data: &mut z, width: EXPERTS };
+    let (i, w) = (&mut Adjacent { data: &mut ids, width: K }, &mut Adjacent { data: &mut weights, width: K });
+    assert_eq!(one.layer(&batch(0, 1), &rows, i, w).unwrap_err().kind, ErrorKind::Range);
+    assert_eq!((ids, weights), (vec![3, 3, 4, 5], vec![9.0; K]));
+}
+
 #[test]
 fn an_aborted_pass_is_put_in_order() {
     let dir = dir();

@@ -4,7 +4,7 @@ use super::bindings as c;
 use super::guard::{self, on_handle};
 use super::rows::Strided;
 use crate::error::{Result, err};
-use crate::hook::{Batch, Outcome, Placed, Rows, RowsMut};
+use crate::hook::{Batch, Outcome, Placed};
 use crate::model::Projection;
 use crate::route::ScoreSpace;
 use crate::trace::Phase;
@@ -177,33 +177,15 @@ pub unsafe extern "C" fn hotset_layer(
     // SAFETY: the header asks for a live handle or NULL, a batch struct, and rows as its fields say; scores are only read.
     unsafe {
         on_handle(h, |handle| {
-            // The gate below sums to 1.
-            let batch = Batch { normalised: true, ..batch(guard::read(b, "batch")?)? };
+            let batch = batch(guard::read(b, "batch")?)?;
             let out = optional(outcome)?;
             let k = batch.k as usize;
             let n_experts = batch.n_experts as usize;
             let scores = Strided::new("scores", scores.cast_mut(), row_stride, n_experts, batch.n_tokens)?;
             let mut ids = Strided::new("ids", ids, id_stride, k, batch.n_tokens)?;
             let mut weights = Strided::new("weights", weights, w_stride, k, batch.n_tokens)?;
-            let mut hook = handle.hook.lock();
-            hook.select(&batch, &scores, &mut ids)?;
-            for token in 0..batch.n_tokens {
-                gate(scores.row(token), ids.row(token), batch.space, weights.row_mut(token));
-            }
-            let done = hook.admit(&batch, &mut ids, Some(&mut weights))?;
+            let done = handle.hook.lock().layer(&batch, &scores, &mut ids, &mut weights)?;
             Ok(hand_over(&done, out))
         })
-    }
-}
-
-/// Weights of the chosen experts that sum to 1: their softmax where the scores are logits, their share where they are
-/// probabilities or proportional to weight. All 0 where that is no number.
-fn gate(scores: &[f32], ids: &[i32], space: ScoreSpace, weights: &mut [f32]) {
-    let score = |id: i32| f64::from(scores[id as usize]);
-    let top = ids.iter().map(|&id| score(id)).fold(f64::NEG_INFINITY, f64::max);
-    let mass = |id: i32| if space == ScoreSpace::Logits { (score(id) - top).exp() } else { score(id).max(0.0) };
-    let sum: f64 = ids.iter().map(|&id| mass(id)).sum();
-    for (w, &id) in weights.iter_mut().zip(ids) {
-        *w = if sum > 0.0 && sum.is_finite() { (mass(id) / sum) as f32 } else { 0.0 };
     }
 }

@@ -2,12 +2,12 @@
 //! expert ids, with the page-cache backing) in the place of ids.
 
 use super::pass::Stage;
-use super::rows::RowsMut;
+use super::rows::{Adjacent, Rows, RowsMut};
 use super::stats::{Outcome, Placed};
 use super::{Batch, Hook};
 use crate::cache;
 use crate::error::{Error, Result, err};
-use crate::route::drop;
+use crate::route::{drop, gate};
 use crate::store::Backing;
 use crate::trace::Phase;
 
@@ -42,6 +42,43 @@ impl Hook {
         (self.layers[layer].swapped, self.layers[layer].mass_swapped) = (0, 0.0);
         self.leave(layer, batch.n_tokens, &outcome);
         Ok(outcome)
+    }
+
+    /// `select`, the weights of the chosen, and `admit`, for an engine without a graph. `ids` and `weights` are out (with `batch.routed`
+    /// ids are in, too); an error leaves both as they were.
+    pub fn layer(
+        &mut self,
+        batch: &Batch,
+        scores: &impl Rows<f32>,
+        ids: &mut impl RowsMut<i32>,
+        weights: &mut impl RowsMut<f32>,
+    ) -> Result<Outcome> {
+        // The gate sums to 1.
+        let batch = &Batch { normalised: true, ..*batch };
+        let k = batch.k as usize;
+        self.check_batch(batch)?;
+        let mut own = std::mem::take(&mut self.scratch.own);
+        own.ids.resize(batch.n_tokens * k, 0);
+        own.weights.resize(batch.n_tokens * k, 0.0);
+        for token in 0..batch.n_tokens {
+            own.ids[token * k..][..k].copy_from_slice(ids.row(token));
+        }
+        let (mut own_ids, mut own_weights) =
+            (Adjacent { data: &mut own.ids, width: k }, Adjacent { data: &mut own.weights, width: k });
+        let outcome = self.select(batch, scores, &mut own_ids).and_then(|()| {
+            for token in 0..batch.n_tokens {
+                gate(scores.row(token), own_ids.row(token), batch.space, own_weights.row_mut(token));
+            }
+            self.admit(batch, &mut own_ids, Some(&mut own_weights))
+        });
+        if outcome.is_ok() {
+            for token in 0..batch.n_tokens {
+                ids.row_mut(token).copy_from_slice(own_ids.row(token));
+                weights.row_mut(token).copy_from_slice(own_weights.row(token));
+            }
+        }
+        self.scratch.own = own;
+        outcome
     }
 
     /// Decides and places the batch token by token, between the cache's `begin_batch` and `end_batch`. Afterwards `scratch.batch`

@@ -60,6 +60,14 @@ pub struct Scratch {
     /// By expert: the number of the row that named it last, for finding repeats.
     pub seen: Vec<u64>,
     pub row_number: u64,
+    pub own: Own,
+}
+
+/// Ids and weights of `Hook::layer` until it has succeeded.
+#[derive(Default)]
+pub struct Own {
+    pub ids: Vec<i32>,
+    pub weights: Vec<f32>,
 }
 
 impl Scratch {
@@ -74,6 +82,7 @@ impl Scratch {
             dropped: Vec::with_capacity(k),
             seen: vec![0; n_experts],
             row_number: 0,
+            own: Own::default(),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! (dropping, placement, the start of reads), in ascending order of layers. A call that is not behind the last one begins a new
 //! pass; `admit` of the last layer ends it. Settings that were changed meanwhile are taken up between passes.
 //!
-//! One thread at a time calls a `Hook`; waiting for reads goes to the [`Store`](crate::store::Store) directly, from any thread.
+//! One thread at a time calls a `Hook`; waiting for reads goes to the [`Store`] directly, from any thread.
 
 mod admit;
 pub mod config;

@@ -1,15 +1,15 @@
 //! MoCE (cache-prior reranking): resident experts, and the router's own top J, get a bonus on their score; the top k of
 //! the raised scores run. Weights stay the router's own: the engine computes them from the ids.
 //!
-//! The rule is the reference replayer's `select_moce_top_k`: z' = z + lambda * delta * [resident or rank < J], delta =
-//! max(1e-4, z[0] - z[k-1]), order by z' falling, then by rank.
+//! The rule is the reference replayer's `select_moce_top_k`: `z' = z + lambda * delta` for what is resident or of rank
+//! below J, `delta = max(1e-4, z[0] - z[k-1])`, order by z' falling, then by rank.
 
 use half::f16;
 
 /// What the bonus is a share of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delta {
-    /// z[0] - z[k-1] of this token: the reference replayer's.
+    /// `z[0] - z[k-1]` of this token: the reference replayer's.
     #[default]
     TokenTopk,
     /// Largest minus smallest score of this token over all experts.

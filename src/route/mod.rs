@@ -6,9 +6,11 @@
 
 pub mod candidates;
 pub mod drop;
+mod gate;
 pub mod moce;
 pub mod top;
 
 pub use candidates::{Row, ScoreSpace, Scratch};
 pub use drop::{Drop, Renormalise};
+pub use gate::gate;
 pub use moce::{Delta, Moce};

@@ -2,10 +2,12 @@
  *
  *     host MODEL.gguf SCRATCH_FOLDER
  *
- * Needs a model whose layers have the same number of experts, at least 3 x k of them, and 2 layers or more with experts. Prints
+ * Not provoked from out here: HOTSET_E_MEMORY, HOTSET_E_TIMEOUT, HOTSET_E_INTERNAL.
+ *
+ * Needs a model in one file, whose layers have the same number of experts, at least 3 x k of them, and 2 layers or more with experts. Prints
  * "N checks passed", or the checks that failed, and then returns 1.
  */
-#define _POSIX_C_SOURCE 200809L /* setenv */
+#define _POSIX_C_SOURCE 200809L /* setenv, truncate */
 
 #include "hotset.h"
 
@@ -14,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int n_checks, n_failed;
 
@@ -664,6 +667,33 @@ static void check_session(const struct hotset_plan * plan) {
     free(bytes);
 }
 
+/* the model's file is cut while it is open: the reads that this spoils are an error, and later ones too */
+static void check_changed_file(void) {
+    char                 path[1024];
+    size_t               n;
+    struct hotset *      h = NULL;
+    struct hotset_params p = hotset_params_default();
+    unsigned char *      bytes = read_file(model_path, &n);
+    if (bytes == NULL) return;
+    path_of(path, sizeof path, "changing.gguf");
+    write_file(path, bytes, n);
+    free(bytes);
+    p.slots = shape.k;
+    p.dense = HOTSET_DENSE_LEAVE;
+    if (!CHECK(hotset_open(path, &p, &h), HOTSET_OK)) return;
+    CHECK(truncate(path, (off_t) (n / 16)), 0);
+    int32_t first = HOTSET_OK;
+    for (uint32_t l = 0; l < shape.n_layers && first == HOTSET_OK; l++) {
+        struct hotset_batch b = batch_of(blocks[l], 1);
+        for (uint32_t i = 0; i < shape.k; i++) ids[i] = (int32_t) (shape.n_experts - 1 - i);
+        first = hotset_admit(h, &b, ids, shape.k * sizeof(int32_t), NULL, 0, NULL);
+        if (first == HOTSET_OK) first = hotset_wait(h, blocks[l], -1, HOTSET_ALL);
+    }
+    CHECK(first, HOTSET_E_CHANGED);
+    CHECK_TRUE(hotset_last_error(h)[0] != 0);
+    hotset_close(h);
+}
+
 int main(int argc, char ** argv) {
     if (argc != 3) {
         fprintf(stderr, "usage: host MODEL.gguf SCRATCH_FOLDER\n");
@@ -677,6 +707,7 @@ int main(int argc, char ** argv) {
     check_plan(&plan);
     if (n_failed == 0) check_refusals(&plan);
     if (n_failed == 0) check_session(&plan);
+    if (n_failed == 0) check_changed_file();
     if (n_failed != 0) {
         printf("%d of %d checks failed\n", n_failed, n_checks);
         return 1;

@@ -100,7 +100,7 @@ pub fn slice_of(store: &Store, layer: usize, slot: u32, slice: usize) -> &[u8] {
     let b = store.bank(layer, slice).unwrap();
     assert!(slot < b.slots);
     let at = b.base.wrapping_add((b.stride_bytes * u64::from(slot)) as usize);
-    assert_eq!(at as usize % 64, 0);
+    assert_eq!(at as u64 % hotset::store::SLICE_ALIGN, 0);
     // SAFETY: inside the bank; the tests read a slot only while nothing is in flight in it.
     unsafe { std::slice::from_raw_parts(at, b.slice_bytes as usize) }
 }
