@@ -65,11 +65,12 @@ pub fn run(args: &Decode) -> Result<()> {
     let run = Run::new(args).go(&mut engine, &tokens)?;
     let outcome = Outcome::of(&engine)?;
     if args.load.json {
-        println!("{}", run.json(&engine, tokens.len(), outcome.as_ref()));
+        report::line(&run.json(&engine, tokens.len(), outcome.as_ref()).to_string())
     } else {
+        report::line("")?;
         run.print(&engine, tokens.len(), outcome.as_ref());
+        Ok(())
     }
-    Ok(())
 }
 
 struct Run<'a> {
@@ -148,7 +149,6 @@ impl<'a> Run<'a> {
     }
 
     fn print(&self, engine: &Engine, n_prompt: usize, outcome: Option<&Outcome>) {
-        println!();
         eprintln!(
             "\nspeed:   {:.1} tok/s decode ({} tokens), {:.1} tok/s prompt ({} tokens{}), loaded in {}",
             per_second(self.fed, self.time),

@@ -32,7 +32,7 @@ pub struct Engine {
     vocab: *const llama::llama_vocab,
     n_vocab: usize,
     /// llama.cpp keeps the pointer for the model's life.
-    _overrides: Box<[llama::llama_model_tensor_buft_override; 2]>,
+    overrides: Box<[llama::llama_model_tensor_buft_override; 2]>,
 }
 
 impl Engine {
@@ -59,13 +59,11 @@ impl Engine {
             ctx: ptr::null_mut(),
             vocab: ptr::null(),
             n_vocab: 0,
-            _overrides: overrides,
+            overrides,
         };
         engine.load_model(load)?;
         engine.make_context(load)?;
-        if args.poison
-            && let Some(hook) = &engine.hook
-        {
+        if let (true, Some(hook)) = (args.poison, &engine.hook) {
             hook.poison()?;
         }
         engine.load_time = start.elapsed();
@@ -80,7 +78,7 @@ impl Engine {
         params.load_mode = llama::LLAMA_LOAD_MODE_MMAP;
         params.use_extra_bufts = false;
         if self.hook.is_some() {
-            params.tensor_buft_overrides = self._overrides.as_ptr();
+            params.tensor_buft_overrides = self.overrides.as_ptr();
         }
         let path = c_path(&load.model)?;
         // Without hotset the engine is left as it is, hints and all.
@@ -263,13 +261,15 @@ unsafe extern "C" fn engine_log(level: llama::ggml_log_level, line: *const c_cha
     if user.addr() != 0 {
         eprint!("{line}");
     }
-    if level == llama::GGML_LOG_LEVEL_ERROR
-        && let Ok(mut all) = COMPLAINTS.lock()
+    if level != llama::GGML_LOG_LEVEL_ERROR {
+        return;
+    }
+    if let Ok(mut all) = COMPLAINTS.lock() {
         // The first says most; a loop of complaints must not fill the memory.
-        && all.len() < 1000
-    {
-        let between = if all.is_empty() { "" } else { "; " };
-        all.push_str(between);
-        all.push_str(line.trim());
+        if all.len() < 1000 {
+            let between = if all.is_empty() { "" } else { "; " };
+            all.push_str(between);
+            all.push_str(line.trim());
+        }
     }
 }

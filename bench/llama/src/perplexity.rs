@@ -64,11 +64,10 @@ pub fn run(args: &Perplexity) -> Result<()> {
     run.progress.end();
     let outcome = Outcome::of(&engine)?;
     if args.load.json {
-        println!("{}", run.json(args, &engine, text.len(), outcome.as_ref()));
+        report::line(&run.json(args, &engine, text.len(), outcome.as_ref()).to_string())
     } else {
-        run.print(&engine, text.len(), outcome.as_ref());
+        run.print(&engine, text.len(), outcome.as_ref())
     }
-    Ok(())
 }
 
 struct Run {
@@ -126,14 +125,14 @@ impl Run {
         self.nll / std::f64::consts::LN_2 / bytes.max(1) as f64
     }
 
-    fn print(&self, engine: &Engine, bytes: usize, outcome: Option<&Outcome>) {
-        println!(
+    fn print(&self, engine: &Engine, bytes: usize, outcome: Option<&Outcome>) -> Result<()> {
+        report::line(&format!(
             "perplexity {:.4} over {} tokens (nll {:.5} per token, {:.4} bits per byte)",
             self.perplexity(),
             self.scored,
             self.mean(),
             self.bits_per_byte(bytes)
-        );
+        ))?;
         eprintln!(
             "speed:   {:.1} tok/s ({}), {} windows of {} tokens, loaded in {}",
             per_second(self.fed, self.time),
@@ -149,6 +148,7 @@ impl Run {
         if !self.digest.finite {
             eprintln!("warning: not all logits are finite");
         }
+        Ok(())
     }
 
     fn json(&self, args: &Perplexity, engine: &Engine, bytes: usize, outcome: Option<&Outcome>) -> Value {

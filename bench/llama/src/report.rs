@@ -1,8 +1,9 @@
 //! What a run did, in words for a person and as JSON for a program. Both subcommands share it.
 
+use std::io::Write;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Backing, Delta, Dense, HookArgs, Io, Load, Prefill, Renormalise};
@@ -229,6 +230,12 @@ pub fn add_json(to: &mut Map<String, Value>, load: &Load, args: &HookArgs, engin
     }
     to.insert("load_ms".into(), json!(engine.load_time.as_secs_f64() * 1e3));
     to.insert("settings".into(), Value::Object(settings));
+}
+
+/// A line on stdout. A reader that has gone away is an error, not a panic.
+pub fn line(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).context("stdout")
 }
 
 /// "1.25 s", "12.5 ms".
