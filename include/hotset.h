@@ -115,9 +115,9 @@ typedef void (*hotset_log_fn)(int32_t level, const char * text, void * user);
 struct hotset_params {
     size_t        struct_size;
     uint64_t      cache_bytes;     /* memory for slots and read staging; 0: see slots */
-    uint32_t      slots;           /* slots per layer; wins over cache_bytes. Both 0: half of the machine's memory, less the dense weights */
+    uint32_t      slots;           /* slots per layer; wins over cache_bytes. Both 0: half of the machine's memory, less the dense weights. At most n_experts */
     uint32_t      k;               /* experts per token; 0: the file's expert_used_count */
-    uint32_t      top_m;           /* candidates recorded and reranked from, per token and layer; 0: 64. At most n_experts */
+    uint32_t      top_m;           /* candidates recorded and reranked from, per token and layer; 0: 64. From k to the experts of the smallest layer */
     uint32_t      lanes;           /* I/O threads, 1..64; 0: 4 */
     int32_t       backing;         /* HOTSET_BACKING_* */
     int32_t       io;              /* HOTSET_IO_* */

@@ -44,8 +44,8 @@ impl Handle {
                     tensors: l.tensors.iter().map(|t| c_string(&t.name)).collect(),
                 })
                 .collect(),
-            io_reason: c_string(&hook.store().io_mode().reason),
-            dense_reason: c_string(&hook.dense().report().reason),
+            io_reason: c_string(reason(&hook.store().io_mode().reason)),
+            dense_reason: c_string(reason(&hook.dense().report().reason)),
             architecture: c_string(hook.model().architecture().unwrap_or_default()),
             log,
             last_error: Mutex::new(CString::default()),
@@ -89,6 +89,11 @@ impl Handle {
             }),
         }
     }
+}
+
+/// What the header lends out where nothing had to be explained.
+fn reason(text: &str) -> &str {
+    if text.is_empty() { "as asked for" } else { text }
 }
 
 pub fn c_string(text: &str) -> CString {

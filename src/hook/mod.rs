@@ -187,8 +187,9 @@ impl Hook {
         };
         let mode = |m: IoMode| if m == IoMode::Direct { "direct" } else { "buffered" };
         format!(
-            "backing {backing}; io {} ({}); lambda {} J {} {:?}; drop {} renormalise {:?}; dense {:?}, {} of {} bytes locked{}{}; {}",
+            "backing {backing}; io {}{}{}; lambda {} J {} {:?}; drop {} renormalise {:?}; dense {:?}, {} of {} bytes locked{}{}; {}",
             mode(io.in_effect),
+            if io.reason.is_empty() { "" } else { ": " },
             io.reason,
             self.live.moce.lambda,
             self.live.moce.top_j,

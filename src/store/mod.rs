@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 pub use arena::{Bank, SLICE_ALIGN, plan_slot_bytes};
 pub use config::{Backing, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
-pub use source::{IoMode, IoReport, ReadAt};
+pub use source::{IoMode, IoReport, ReadAt, Stamp};
 pub use sys::{memory_bytes, page_bytes};
 
 use crate::error::{Result, err};

@@ -130,7 +130,7 @@ impl Reader {
                 ));
             }
         }
-        Ok(())
+        file.check_unwritten()
     }
 
     /// One direct read towards `dest`, whose bytes lie at `offset`. Returns how many of them are there now, from the
@@ -187,6 +187,7 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
     use crate::store::source::ReadAt;
+    use crate::store::source::Stamp;
     use std::sync::Mutex;
 
     /// A file in memory with direct reads' rules: offsets, lengths and addresses are checked, and a script says what the
@@ -241,6 +242,7 @@ mod tests {
             path: "fake.gguf".into(),
             len: LEN as u64,
             identity: (0, 0, 0, 0),
+            stamp: Stamp { len: LEN as u64, written: None },
             source: Box::new(Fake { data, mem, block, script: Mutex::new(script), len_now: Mutex::new(None) }),
             mode: if block == 1 { IoMode::Buffered } else { IoMode::Direct },
             reason: String::new(),

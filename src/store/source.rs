@@ -47,6 +47,10 @@ pub trait ReadAt: Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         self.len().map(|n| n == 0)
     }
+    /// What tells whether somebody has written to the file.
+    fn stamp(&self) -> io::Result<Stamp> {
+        Ok(Stamp { len: self.len()?, written: None })
+    }
     /// A hint that the range will be wanted in the page cache. Returns at once.
     fn prefetch(&self, _offset: u64, _bytes: u64) {}
 }
@@ -63,9 +67,21 @@ impl ReadAt for File {
         Ok(self.metadata()?.len())
     }
 
+    fn stamp(&self) -> io::Result<Stamp> {
+        let meta = self.metadata()?;
+        Ok(Stamp { len: meta.len(), written: Some((meta.mtime(), meta.mtime_nsec())) })
+    }
+
     fn prefetch(&self, offset: u64, bytes: u64) {
         sys::prefetch(self, offset, bytes);
     }
+}
+
+/// A file's length and time of the last write (seconds and nanoseconds; None where the source does not know).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub len: u64,
+    pub written: Option<(i64, i64)>,
 }
 
 /// Device, number on it, seconds and nanoseconds of the last write.
@@ -82,6 +98,8 @@ pub(super) struct SourceFile {
     pub len: u64,
     /// Which file this name was at open, and when it had been written to.
     pub identity: Identity,
+    /// The same of the open file itself, whatever its name stands for later.
+    pub stamp: Stamp,
     pub source: Box<dyn ReadAt>,
     pub mode: IoMode,
     /// Why `mode` is not what was asked for.
@@ -119,7 +137,8 @@ impl SourceFile {
             return Err(err!(Changed, "{} has {found} bytes; it had {len} when its header was read", path.display()));
         }
         let (source, identity) = (wrap(Box::new(file)), identity(&meta));
-        Ok(SourceFile { path: path.to_owned(), len, identity, source, mode, reason, mem_align, offset_align })
+        let stamp = source.stamp().map_err(|e| err!(Io, "cannot ask when {} was written to: {e}", path.display()))?;
+        Ok(SourceFile { path: path.to_owned(), len, identity, stamp, source, mode, reason, mem_align, offset_align })
     }
 
     /// Whether the file under this name is still the one that was opened, and nobody has written to it.
@@ -135,6 +154,18 @@ impl SourceFile {
                 Changed,
                 "{here} was replaced or written to: (device, inode, mtime) {then:?}, now {now:?}"
             ));
+        }
+        Ok(())
+    }
+
+    /// Whether nobody has written to the open file since it was opened: asked after every slice, since bytes that came from two
+    /// versions of a file must not be computed with. One system call.
+    pub fn check_unwritten(&self) -> Result<()> {
+        let here = self.path.display();
+        let now = self.source.stamp().map_err(|e| err!(Io, "cannot ask when {here} was written to: {e}"))?;
+        if now != self.stamp {
+            let (then, now) = (self.stamp, now);
+            return Err(err!(Changed, "{here} was written to: {then:?} at open, now {now:?}"));
         }
         Ok(())
     }

@@ -128,7 +128,9 @@ fn a_file_cut_or_replaced_after_open_is_changed() {
         let cut = m.lens[0] - 11 - 100;
         File::options().write(true).open(&m.files[0]).unwrap().set_len(cut).unwrap();
         store.fetch(0, 5, 0).unwrap();
-        store.wait(0, 0, Some(0)).unwrap();
+        // its bytes are all there, but who knows from which version of the file
+        let e = store.wait(0, 0, Some(0)).unwrap_err();
+        assert!(e.kind == ErrorKind::Changed && e.detail.contains("was written to"), "{e}");
         let e = store.wait(0, 0, Some(1)).unwrap_err();
         assert_eq!(e.kind, ErrorKind::Changed, "{e}");
         assert!(e.detail.contains("wanted 4096 bytes, found 3996"), "{e}");
@@ -147,6 +149,25 @@ fn a_file_cut_or_replaced_after_open_is_changed() {
     store.wait(0, 0, None).unwrap();
     assert!(m.holds(&store, 0, 0, 5));
     assert_eq!(store.check_files().unwrap_err().kind, ErrorKind::Changed);
+}
+
+#[test]
+#[cfg_attr(miri, ignore)]
+fn a_file_overwritten_in_place_is_changed() {
+    let m = small();
+    for io in [IoMode::Direct, IoMode::Buffered] {
+        let store = m.open(config(2, 2, io));
+        store.fetch(0, 3, 0).unwrap();
+        store.wait(0, 0, None).unwrap();
+        // times of writing have the grain of the kernel's clock
+        std::thread::sleep(Duration::from_millis(20));
+        let file = File::options().write(true).open(&m.files[0]).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &m.data[0][..100], 0).unwrap();
+        store.fetch(0, 5, 1).unwrap();
+        let e = store.wait(0, 1, None).unwrap_err();
+        assert!(e.kind == ErrorKind::Changed && e.detail.contains("was written to"), "{e}");
+        assert!(!store.is_ready(0, 1, None));
+    }
 }
 
 #[test]

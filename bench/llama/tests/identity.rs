@@ -1,41 +1,15 @@
 //! On real llama.cpp with a really trained model: through slots the logits are those of the resident run, bit for bit; and what fails,
 //! fails with a message.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
+mod common;
 
+use common::{json, model, number, output};
 use serde_json::Value;
-
-fn model() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/model/tiny-moe-q2_0.gguf")
-}
-
-fn hotset_llama(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hotset-llama"));
-    // What the person who runs the tests has set must not matter.
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HOTSET_")) {
-        command.env_remove(name);
-    }
-    command.arg(arguments[0]).arg("-m").arg(model()).args(&arguments[1..]).output().unwrap()
-}
-
-fn json(arguments: &[&str]) -> Value {
-    let output = hotset_llama(arguments);
-    let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {log}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
 
 /// A prompt of 44 tokens, continued; each with what is given.
 fn decode(flags: &str) -> Value {
     let prompt = "In the beginning God created the heaven and";
-    let mut arguments = vec!["decode", "-p", prompt, "-n", "40", "--json"];
-    arguments.extend(flags.split_whitespace());
-    json(&arguments)
-}
-
-fn number(run: &Value, key: &str) -> u64 {
-    run[key].as_u64().unwrap_or_else(|| panic!("{key}: {}", run[key]))
+    json(&model(), &["decode", "-p", prompt, "-n", "40"], flags)
 }
 
 #[test]
@@ -84,11 +58,8 @@ fn recording_changes_nothing_and_policies_do() {
 #[test]
 fn perplexity_is_the_resident_one() {
     let file = model().with_file_name("heldout.txt");
-    let perplexity = |flags: &str| {
-        let mut arguments = vec!["perplexity", "-f", file.to_str().unwrap(), "--bytes", "700", "--json"];
-        arguments.extend(flags.split_whitespace());
-        json(&arguments)
-    };
+    let perplexity =
+        |flags: &str| json(&model(), &["perplexity", "-f", file.to_str().unwrap(), "--bytes", "700"], flags);
     let (resident, slots) = (perplexity("--no-hook"), perplexity("--slots 24 --poison"));
     for key in ["logits_fnv", "perplexity", "tokens", "windows"] {
         assert_eq!(slots[key], resident[key], "{key}");
@@ -111,7 +82,7 @@ fn failures_name_the_numbers() {
     ] {
         let mut arguments = vec!["decode"];
         arguments.extend(flags.split_whitespace());
-        let output = hotset_llama(&arguments);
+        let output = output(&model(), &arguments);
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{flags}: {message}");
         assert!(message.contains(words), "{flags}: {message}");
