@@ -3,7 +3,7 @@
 //! The reference takes `min((last_used, id))`. All experts of a token have the same last use, so a token's experts
 //! come back to the list in ascending id order, and the list's head is that minimum: O(1) a use, no search.
 
-use super::Eviction;
+use super::{Build, Eviction, Spec};
 
 pub struct Lru {
     /// By id; entry `n` is the list's anchor: its next is the oldest, its previous the newest.
@@ -35,6 +35,14 @@ impl Lru {
         self.next[before as usize] = expert;
         self.prev[at as usize] = expert;
         self.linked[expert as usize] = true;
+    }
+}
+
+impl Build for Lru {
+    const NAME: &str = "lru";
+
+    fn build(spec: &Spec) -> Self {
+        Self::new(spec.n_experts)
     }
 }
 

@@ -9,9 +9,20 @@
 //! of one token are used at the same time, and ties go to the lowest id. Beyond it: in a batch of several tokens
 //! nothing that the batch routes to is a victim, since all of it is computed with at once.
 
+mod belady;
+mod belady_bypass;
+mod ema;
+mod inverse_router;
+mod lfu;
 mod lru;
+mod near_pick;
+pub mod policy;
+mod pool;
+mod random;
 
+pub use belady::NextUses;
 pub use lru::Lru;
+pub use policy::{AnyPolicy, Build, Policy, Spec};
 
 /// A number that no expert has.
 pub const NO_EXPERT: u16 = u16::MAX;
@@ -26,10 +37,25 @@ pub trait Eviction: Send {
     fn remove(&mut self, expert: u16);
     /// `expert`, resident, enters the pool at the place that its uses so far give it.
     fn insert(&mut self, expert: u16);
-    /// A token used these experts (distinct, ascending, none of them in the pool). `token` counts this layer's tokens from 1.
+    /// `remove` of each.
+    fn remove_all(&mut self, experts: &[u16]) {
+        experts.iter().for_each(|&e| self.remove(e));
+    }
+    /// `insert` of each (ascending).
+    fn insert_all(&mut self, experts: &[u16]) {
+        experts.iter().for_each(|&e| self.insert(e));
+    }
+    /// A token's candidates (ids by falling rank, the router's own choice the first k) and their scores, whatever ran. Told before `used`,
+    /// where the policy asks for it ([`Build::CANDIDATES`]).
+    fn ranked(&mut self, _ids: &[u16], _scores: &[f32], _k: usize) {}
+    /// A token used these experts (distinct, none of them in the pool). `token` counts this layer's tokens from 1.
     fn used(&mut self, experts: &[u16], token: u64);
     /// The expert that goes: taken out of the pool. None when the pool is empty.
     fn victim(&mut self) -> Option<u16>;
+    /// Whether this missed expert of the token in work had better not be kept, in place of a victim.
+    fn refuses(&self, _expert: u16) -> bool {
+        false
+    }
     /// The pool from the next victim to the last.
     fn order(&self) -> Vec<u16>;
     /// Forgets everything.
@@ -62,7 +88,8 @@ pub struct LayerCache<P = Lru> {
     policy: P,
     /// By expert id.
     slot_of: Vec<u32>,
-    pinned: Vec<bool>,
+    /// A bit an expert: pinned by this batch. Bits give the batch back in ascending order without a sort.
+    pinned: Vec<u64>,
     /// Pinned by this batch, in order of first appearance.
     batch: Vec<u16>,
     token_experts: Vec<u16>,
@@ -87,7 +114,7 @@ impl<P: Eviction> LayerCache<P> {
         Self {
             policy,
             slot_of: vec![NO_SLOT; n_experts],
-            pinned: vec![false; n_experts],
+            pinned: vec![0; n_experts.div_ceil(64)],
             batch: Vec::with_capacity(n_experts),
             token_experts: Vec::with_capacity(n_experts),
             // Room for every expert, so that growing later moves nothing on the decode path.
@@ -134,29 +161,29 @@ impl<P: Eviction> LayerCache<P> {
     pub fn begin_batch(&mut self, experts: impl Iterator<Item = u16>) -> bool {
         debug_assert!(self.batch.is_empty());
         for e in experts {
-            if !self.pinned[e as usize] {
+            let (word, bit) = (usize::from(e / 64), 1 << (e % 64));
+            if self.pinned[word] & bit == 0 {
                 if self.batch.len() == self.capacity as usize {
-                    for &p in &self.batch {
-                        self.pinned[p as usize] = false;
-                    }
+                    self.batch.iter().for_each(|&p| self.pinned[usize::from(p / 64)] &= !(1 << (p % 64)));
                     self.batch.clear();
                     return false;
                 }
-                self.pinned[e as usize] = true;
+                self.pinned[word] |= bit;
                 self.batch.push(e);
             }
         }
-        for &e in &self.batch {
-            if self.slot_of[e as usize] != NO_SLOT {
-                self.policy.remove(e);
-            }
-        }
+        self.policy.remove_all(&self.batch);
         true
+    }
+
+    /// Experts that the batch in work has pinned, each counted once.
+    pub fn n_pinned(&self) -> usize {
+        self.batch.len()
     }
 
     /// Gives `expert`, which `begin_batch` has pinned, its slot. The caller reads its bytes on a miss.
     pub fn place(&mut self, expert: u16) -> Result<Placed, NoVictim> {
-        debug_assert!(self.pinned[expert as usize], "place() of an expert that begin_batch() was not told of");
+        debug_assert!(self.is_pinned(expert), "place() of an expert that begin_batch() was not told of");
         self.token_experts.push(expert);
         if let Some(slot) = self.slot_of(expert) {
             return Ok(Placed::Hit { slot });
@@ -174,10 +201,26 @@ impl<P: Eviction> LayerCache<P> {
         Ok(Placed::Miss { slot, victim })
     }
 
+    /// Whether the policy would rather not keep this expert, which `begin_batch` has pinned and which is not resident. Then
+    /// [`Self::pass_over`] it, or `place` it all the same.
+    pub fn refuses(&self, expert: u16) -> bool {
+        self.n_resident == self.capacity && self.policy.refuses(expert)
+    }
+
+    /// The token uses `expert` without a slot.
+    pub fn pass_over(&mut self, expert: u16) {
+        self.token_experts.push(expert);
+    }
+
+    /// The candidates of the token in work, for a policy that wants them ([`Policy::needs_candidates`]): before its `end_token`.
+    #[inline]
+    pub fn ranked(&mut self, ids: &[u16], scores: &[f32], k: usize) {
+        self.policy.ranked(ids, scores, k);
+    }
+
     /// The experts placed since the last `end_token` were one token's.
     pub fn end_token(&mut self) {
         self.tokens += 1;
-        self.token_experts.sort_unstable();
         self.policy.used(&self.token_experts, self.tokens);
         self.token_experts.clear();
     }
@@ -185,16 +228,27 @@ impl<P: Eviction> LayerCache<P> {
     /// The batch is placed: what it pinned is in the pool again. Not earlier: all of a batch is computed with at once,
     /// so nothing of it may go while it is being placed.
     pub fn end_batch(&mut self) {
-        // Ascending ids, so that a list ordered by (last use, id) appends each in one step.
-        self.batch.sort_unstable();
-        for &e in &self.batch {
-            self.pinned[e as usize] = false;
-            if self.slot_of[e as usize] != NO_SLOT {
-                self.policy.insert(e);
+        if !self.batch.is_empty() {
+            // Ascending ids, so that a list ordered by (last use, id) appends each in one step.
+            self.batch.clear();
+            for (word, bits) in self.pinned.iter_mut().enumerate() {
+                let mut left = std::mem::take(bits);
+                while left != 0 {
+                    let e = word as u32 * 64 + left.trailing_zeros();
+                    left &= left - 1;
+                    if self.slot_of[e as usize] != NO_SLOT {
+                        self.batch.push(e as u16);
+                    }
+                }
             }
+            self.policy.insert_all(&self.batch);
+            self.batch.clear();
         }
-        self.batch.clear();
         self.token_experts.clear();
+    }
+
+    fn is_pinned(&self, expert: u16) -> bool {
+        self.pinned[usize::from(expert / 64)] & (1 << (expert % 64)) != 0
     }
 
     /// Forgets `expert`, whose bytes are not in its slot (a read that failed). Between batches only.
@@ -243,10 +297,11 @@ impl<P: Eviction> LayerCache<P> {
         self.free.clear();
         self.free.extend((0..self.capacity).rev());
         self.n_resident = 0;
+        self.tokens = 0;
     }
 
     /// Makes these experts (distinct, below `n_experts`) the resident ones, oldest use first; what does not fit is the oldest.
-    /// For a replay that starts from a recorded state.
+    /// For a replay that starts from a recorded state: what a policy counts beside the order (uses, popularity) begins with it.
     pub fn restore(&mut self, oldest_first: &[u16]) {
         self.clear();
         let skip = oldest_first.len().saturating_sub(self.capacity as usize);
