@@ -9,6 +9,7 @@
 //! - [`store`]: bytes: the slot arena, direct reads, I/O lanes.
 //! - [`model`]: what is on disk: GGUF, types, where each expert lies.
 //! - [`trace`]: Q4RT files, the live recorder, the sidecar.
+//! - `replay` (feature `tools`): what other settings would have done to a trace.
 //!
 //! `model`, `cache`, `route` and `trace` know nothing of each other; `store` reads `model`'s expert table.
 
@@ -17,6 +18,8 @@ pub mod cache;
 pub mod error;
 pub mod hook;
 pub mod model;
+#[cfg(feature = "tools")]
+pub mod replay;
 pub mod route;
 pub mod store;
 pub mod trace;

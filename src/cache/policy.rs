@@ -133,14 +133,8 @@ registry! {
 
 impl Policy {
     /// The reference's six, in its order.
-    pub const REFERENCE: &[Policy] = &[
-        Policy::Lru,
-        Policy::Lfu,
-        Policy::Ema,
-        Policy::NearPickEma,
-        Policy::InverseRouterEma,
-        Policy::BeladyMin,
-    ];
+    pub const REFERENCE: &[Policy] =
+        &[Policy::Lru, Policy::Lfu, Policy::Ema, Policy::NearPickEma, Policy::InverseRouterEma, Policy::BeladyMin];
 
     /// `Argument`, with the names there are, for another one.
     pub fn by_name(name: &str) -> Result<Self> {

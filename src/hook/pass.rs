@@ -238,12 +238,7 @@ impl Hook {
         trace::Settings {
             lambda: self.live.moce.lambda,
             top_j: self.live.moce.top_j,
-            delta: match self.live.moce.delta {
-                Delta::TokenTopk => "token_topk",
-                Delta::TokenFull => "token_full",
-                Delta::RunningFull => "running_full",
-            }
-            .to_owned(),
+            delta: self.live.moce.delta.name().to_owned(),
             drop: self.live.drop.threshold,
             renormalise: match self.live.drop.renormalise {
                 Renormalise::Auto => "auto",

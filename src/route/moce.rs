@@ -19,6 +19,19 @@ pub enum Delta {
     RunningFull,
 }
 
+impl Delta {
+    pub const ALL: &[Self] = &[Self::TokenTopk, Self::TokenFull, Self::RunningFull];
+
+    /// As the environment, the sidecar and the command line call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TokenTopk => "token_topk",
+            Self::TokenFull => "token_full",
+            Self::RunningFull => "running_full",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moce {
     /// 0 leaves the router's choice alone.
