@@ -50,6 +50,8 @@ pub struct Scratch {
     /// top_m candidates of a row.
     pub ids: Vec<u16>,
     pub scores: Vec<f16>,
+    /// The scores, widened: exactly what a trace has of them.
+    pub wide: Vec<f32>,
     /// k places each.
     pub raised: Vec<f64>,
     pub chosen: Vec<u16>,
@@ -76,6 +78,7 @@ impl Scratch {
             ranking: candidates::Scratch::default(),
             ids: vec![0; top_m],
             scores: vec![f16::ZERO; top_m],
+            wide: vec![0.0; top_m],
             raised: vec![0.0; k],
             chosen: vec![0; k],
             batch: Vec::with_capacity(k),

@@ -1,6 +1,7 @@
 //! The first call of a layer: rank the candidates, record them, and rerank in favour of what is resident.
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use super::pass::Stage;
 use super::{Batch, Hook, Rows, RowsMut};
@@ -35,10 +36,11 @@ impl Hook {
             let (row_ids, row_scores) = (&mut s.ids[..m], &mut s.scores[..m]);
             let row = scores.row(token);
             let seen = candidates::select(row, batch.space, routed, &mut s.ranking, row_ids, row_scores);
+            // As recorded, so that a replay decides on the same number.
+            let range = seen.range.map(|r| r as f32);
             if recording {
                 if let Some(r) = &mut self.recorder {
-                    let range = seen.range.map_or(f32::NAN, |r| r as f32);
-                    r.push_row(layer, token, row_ids, row_scores, range);
+                    r.push_row(layer, token, row_ids, row_scores, range.unwrap_or(f32::NAN));
                 }
             }
             let out = ids.row_mut(token);
@@ -48,20 +50,22 @@ impl Hook {
             }
             let range = match self.live.moce.delta {
                 Delta::TokenTopk => None,
-                Delta::TokenFull => seen.range,
+                Delta::TokenFull => range.map(f64::from),
                 Delta::RunningFull => {
-                    l.range.push(seen.range);
+                    l.range.push(range.map(f64::from));
                     l.range.mean()
                 }
             };
-            let Some(bonus) = self.live.moce.bonus(row_scores, k, range) else {
+            row_scores.convert_to_f32_slice(&mut s.wide[..m]);
+            let wide = &s.wide[..m];
+            let Some(bonus) = self.live.moce.bonus(wide, k, range) else {
                 self.stats.bad_rows += u64::from(m > k);
                 out.iter_mut().zip(&*row_ids).for_each(|(id, &e)| *id = e.into());
                 continue;
             };
             let (raised, chosen) = (&mut s.raised[..k], &mut s.chosen[..k]);
             let cache = &l.cache;
-            let swapped = self.live.moce.rerank(row_ids, row_scores, bonus, |e| cache.is_resident(e), raised, chosen);
+            let swapped = self.live.moce.rerank(row_ids, wide, bonus, |e| cache.is_resident(e), raised, chosen);
             if swapped > 0 {
                 l.swapped += swapped;
                 l.mass_swapped += mass_lost(row_scores, chosen, batch.space);

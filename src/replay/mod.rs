@@ -14,12 +14,14 @@ pub mod estimate;
 pub mod keep_map;
 pub mod layer;
 pub mod ranges;
+pub mod recorded;
 
 pub use column::Column;
 pub use estimate::Estimate;
 pub use keep_map::KeepMap;
 pub use layer::{LayerResult, replay_layer};
 pub use ranges::Ranges;
+pub use recorded::{Recorded, recorded};
 
 use std::sync::Arc;
 

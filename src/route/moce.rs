@@ -55,6 +55,11 @@ pub struct RunningRange {
 }
 
 impl RunningRange {
+    /// A mean of so many rows, to go on from.
+    pub fn resume(mean: f64, rows: u64) -> Self {
+        Self { mean, rows }
+    }
+
     /// Rows whose range is not a finite number (None) leave the mean as it is.
     pub fn push(&mut self, range: Option<f64>) {
         if let Some(range) = range {

@@ -5,6 +5,7 @@
 
 mod inspect;
 mod output;
+mod replay;
 mod tiny;
 
 use std::process::ExitCode;
@@ -23,12 +24,14 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Inspect(inspect::Args),
+    Replay(replay::Args),
     Tiny(tiny::Args),
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Inspect(args) => inspect::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Tiny(args) => tiny::run(&args),
     }
 }
