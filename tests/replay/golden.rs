@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::model::{self, Row};
 use crate::{replay, settings, trace_of};
 
-fn data(name: &str) -> PathBuf {
+pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
 
@@ -21,7 +21,7 @@ fn json(path: &Path) -> Value {
 }
 
 /// Reference data that is not in the repository.
-fn shared(name: &str) -> Option<PathBuf> {
+pub fn shared(name: &str) -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared");
     let path = std::env::var_os("HOTSET_SHARED").map_or_else(beside, PathBuf::from).join(name);
     if !path.exists() {

@@ -1,6 +1,7 @@
 //! Replays against the reference: its golden numbers, its own self-test and its command line where they are there, a literal
 //! model of its rules on random traces, and files that lie.
 
+mod cli;
 mod golden;
 mod model;
 mod rules;
