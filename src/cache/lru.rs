@@ -1,41 +1,28 @@
-//! Least recently used: the pool is a doubly linked list over expert ids, ordered by (last use, id).
+//! Least recently used: a log of uses, whose oldest entry that still holds is the victim.
 //!
-//! The reference takes `min((last_used, id))`. All experts of a token have the same last use, so a token's experts
-//! come back to the list in ascending id order, and the list's head is that minimum: O(1) a use, no search.
+//! Every token appends the experts that it used; an expert's newest entry holds, its older ones are stale. So a use costs one
+//! entry and nothing is moved; taking a victim skips what is stale at the log's old end, each entry once. The reference takes
+//! `min((last_used, id))`, and the experts of a token have the same last use: they are sorted when their turn comes, when few
+//! of them still hold. The log is compacted when it is full, to at most one entry an expert: O(1) a use, by and large.
 
 use super::{Build, Eviction, Spec};
 
 pub struct Lru {
-    /// By id; entry `n` is the list's anchor: its next is the oldest, its previous the newest.
-    next: Vec<u16>,
-    prev: Vec<u16>,
-    linked: Vec<bool>,
-    last_used: Vec<u64>,
+    /// token << 16 | expert, by rising token; those before `head` are done with.
+    log: Vec<u64>,
+    head: usize,
+    /// Of the token at the old end: its experts whose entry held when their turn came, the lowest id last.
+    front: Vec<u16>,
+    front_token: u64,
+    experts: Vec<Expert>,
 }
 
-impl Lru {
-    pub fn new(n_experts: usize) -> Self {
-        let anchor = n_experts as u16;
-        Self {
-            next: vec![anchor; n_experts + 1],
-            prev: vec![anchor; n_experts + 1],
-            linked: vec![false; n_experts],
-            last_used: vec![0; n_experts],
-        }
-    }
-
-    fn anchor(&self) -> u16 {
-        self.linked.len() as u16
-    }
-
-    fn link_before(&mut self, expert: u16, at: u16) {
-        let before = self.prev[at as usize];
-        self.next[expert as usize] = at;
-        self.prev[expert as usize] = before;
-        self.next[before as usize] = expert;
-        self.prev[at as usize] = expert;
-        self.linked[expert as usize] = true;
-    }
+#[derive(Clone, Copy, Default)]
+struct Expert {
+    last_used: u64,
+    in_pool: bool,
+    /// An entry of the token `last_used` is in the log or the front.
+    logged: bool,
 }
 
 impl Build for Lru {
@@ -46,57 +33,105 @@ impl Build for Lru {
     }
 }
 
+impl Lru {
+    pub fn new(n_experts: usize) -> Self {
+        Self {
+            log: Vec::with_capacity(4 * n_experts),
+            head: 0,
+            front: Vec::with_capacity(n_experts),
+            front_token: 0,
+            experts: vec![Expert::default(); n_experts],
+        }
+    }
+
+    /// Leaves in the log what still holds.
+    #[cold]
+    fn compact(&mut self) {
+        let experts = &self.experts;
+        self.log.drain(..self.head);
+        self.head = 0;
+        self.log.retain(|&entry| {
+            let e = &experts[(entry & 0xffff) as usize];
+            e.logged && e.last_used == entry >> 16
+        });
+    }
+
+    /// Begins the log anew, with all experts of the pool: for one that enters it without a use.
+    #[cold]
+    fn rebuild(&mut self) {
+        let order = self.order();
+        self.log.clear();
+        self.front.clear();
+        self.head = 0;
+        self.experts.iter_mut().for_each(|e| e.logged = false);
+        for e in order {
+            let expert = &mut self.experts[e as usize];
+            expert.logged = true;
+            self.log.push(expert.last_used << 16 | u64::from(e));
+        }
+    }
+}
+
 impl Eviction for Lru {
     fn remove(&mut self, expert: u16) {
-        if std::mem::replace(&mut self.linked[expert as usize], false) {
-            let (before, after) = (self.prev[expert as usize], self.next[expert as usize]);
-            self.next[before as usize] = after;
-            self.prev[after as usize] = before;
-        }
+        self.experts[expert as usize].in_pool = false;
     }
 
     fn insert(&mut self, expert: u16) {
-        if self.linked[expert as usize] {
-            return;
+        let e = &mut self.experts[expert as usize];
+        e.in_pool = true;
+        if !e.logged {
+            self.rebuild();
         }
-        // From the newest end: what was just used belongs there.
-        let key = (self.last_used[expert as usize], expert);
-        let mut at = self.prev[self.anchor() as usize];
-        while at != self.anchor() && (self.last_used[at as usize], at) > key {
-            at = self.prev[at as usize];
-        }
-        self.link_before(expert, self.next[at as usize]);
     }
 
     fn used(&mut self, experts: &[u16], token: u64) {
+        if self.log.len() + experts.len() > 4 * self.experts.len() {
+            self.compact();
+        }
         for &e in experts {
-            self.last_used[e as usize] = token;
+            let expert = &mut self.experts[e as usize];
+            expert.last_used = token;
+            expert.logged = true;
+            self.log.push(token << 16 | u64::from(e));
         }
     }
 
     fn victim(&mut self) -> Option<u16> {
-        let oldest = self.next[self.anchor() as usize];
-        (oldest != self.anchor()).then(|| {
-            self.remove(oldest);
-            oldest
-        })
+        loop {
+            while let Some(e) = self.front.pop() {
+                let expert = &mut self.experts[e as usize];
+                if expert.last_used == self.front_token {
+                    // What is pinned is about to be used, and logged again; if it is not, its insertion finds that it is not.
+                    expert.logged = false;
+                    if std::mem::replace(&mut expert.in_pool, false) {
+                        return Some(e);
+                    }
+                }
+            }
+            self.front_token = self.log.get(self.head)? >> 16;
+            while let Some(&entry) = self.log.get(self.head).filter(|e| **e >> 16 == self.front_token) {
+                let e = (entry & 0xffff) as u16;
+                if self.experts[e as usize].last_used == self.front_token {
+                    self.front.push(e);
+                }
+                self.head += 1;
+            }
+            self.front.sort_unstable_by(|a, b| b.cmp(a));
+        }
     }
 
     fn order(&self) -> Vec<u16> {
-        let mut order = Vec::new();
-        let mut at = self.next[self.anchor() as usize];
-        while at != self.anchor() {
-            order.push(at);
-            at = self.next[at as usize];
-        }
+        let mut order: Vec<u16> =
+            (0..self.experts.len() as u16).filter(|&e| self.experts[e as usize].in_pool).collect();
+        order.sort_by_key(|&e| (self.experts[e as usize].last_used, e));
         order
     }
 
     fn clear(&mut self) {
-        let anchor = self.anchor();
-        self.next[anchor as usize] = anchor;
-        self.prev[anchor as usize] = anchor;
-        self.linked.fill(false);
-        self.last_used.fill(0);
+        self.log.clear();
+        self.front.clear();
+        self.head = 0;
+        self.experts.fill(Expert::default());
     }
 }

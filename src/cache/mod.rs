@@ -41,7 +41,7 @@ pub trait Eviction: Send {
     fn remove_all(&mut self, experts: &[u16]) {
         experts.iter().for_each(|&e| self.remove(e));
     }
-    /// `insert` of each (ascending).
+    /// `insert` of each.
     fn insert_all(&mut self, experts: &[u16]) {
         experts.iter().for_each(|&e| self.insert(e));
     }
@@ -88,8 +88,7 @@ pub struct LayerCache<P = Lru> {
     policy: P,
     /// By expert id.
     slot_of: Vec<u32>,
-    /// A bit an expert: pinned by this batch. Bits give the batch back in ascending order without a sort.
-    pinned: Vec<u64>,
+    pinned: Vec<bool>,
     /// Pinned by this batch, in order of first appearance.
     batch: Vec<u16>,
     token_experts: Vec<u16>,
@@ -114,7 +113,7 @@ impl<P: Eviction> LayerCache<P> {
         Self {
             policy,
             slot_of: vec![NO_SLOT; n_experts],
-            pinned: vec![0; n_experts.div_ceil(64)],
+            pinned: vec![false; n_experts],
             batch: Vec::with_capacity(n_experts),
             token_experts: Vec::with_capacity(n_experts),
             // Room for every expert, so that growing later moves nothing on the decode path.
@@ -161,14 +160,13 @@ impl<P: Eviction> LayerCache<P> {
     pub fn begin_batch(&mut self, experts: impl Iterator<Item = u16>) -> bool {
         debug_assert!(self.batch.is_empty());
         for e in experts {
-            let (word, bit) = (usize::from(e / 64), 1 << (e % 64));
-            if self.pinned[word] & bit == 0 {
+            if !self.pinned[e as usize] {
                 if self.batch.len() == self.capacity as usize {
-                    self.batch.iter().for_each(|&p| self.pinned[usize::from(p / 64)] &= !(1 << (p % 64)));
+                    self.batch.iter().for_each(|&p| self.pinned[p as usize] = false);
                     self.batch.clear();
                     return false;
                 }
-                self.pinned[word] |= bit;
+                self.pinned[e as usize] = true;
                 self.batch.push(e);
             }
         }
@@ -183,7 +181,7 @@ impl<P: Eviction> LayerCache<P> {
 
     /// Gives `expert`, which `begin_batch` has pinned, its slot. The caller reads its bytes on a miss.
     pub fn place(&mut self, expert: u16) -> Result<Placed, NoVictim> {
-        debug_assert!(self.is_pinned(expert), "place() of an expert that begin_batch() was not told of");
+        debug_assert!(self.pinned[expert as usize], "place() of an expert that begin_batch() was not told of");
         self.token_experts.push(expert);
         if let Some(slot) = self.slot_of(expert) {
             return Ok(Placed::Hit { slot });
@@ -228,27 +226,18 @@ impl<P: Eviction> LayerCache<P> {
     /// The batch is placed: what it pinned is in the pool again. Not earlier: all of a batch is computed with at once,
     /// so nothing of it may go while it is being placed.
     pub fn end_batch(&mut self) {
-        if !self.batch.is_empty() {
-            // Ascending ids, so that a list ordered by (last use, id) appends each in one step.
-            self.batch.clear();
-            for (word, bits) in self.pinned.iter_mut().enumerate() {
-                let mut left = std::mem::take(bits);
-                while left != 0 {
-                    let e = word as u32 * 64 + left.trailing_zeros();
-                    left &= left - 1;
-                    if self.slot_of[e as usize] != NO_SLOT {
-                        self.batch.push(e as u16);
-                    }
-                }
-            }
-            self.policy.insert_all(&self.batch);
-            self.batch.clear();
+        let mut resident = true;
+        for &e in &self.batch {
+            self.pinned[e as usize] = false;
+            resident &= self.slot_of[e as usize] != NO_SLOT;
         }
+        if !resident {
+            let slot_of = &self.slot_of;
+            self.batch.retain(|&e| slot_of[e as usize] != NO_SLOT);
+        }
+        self.policy.insert_all(&self.batch);
+        self.batch.clear();
         self.token_experts.clear();
-    }
-
-    fn is_pinned(&self, expert: u16) -> bool {
-        self.pinned[usize::from(expert / 64)] & (1 << (expert % 64)) != 0
     }
 
     /// Forgets `expert`, whose bytes are not in its slot (a read that failed). Between batches only.

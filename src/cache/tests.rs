@@ -75,7 +75,7 @@ fn no_victim_is_an_error_and_overwrites_nothing() {
     assert!(c.begin_batch([0, 1].into_iter()));
     c.place(0).unwrap();
     c.place(1).unwrap();
-    c.pinned[0] |= 1 << 2;
+    c.pinned[2] = true;
     assert_eq!(c.place(2), Err(NoVictim));
     assert!(c.is_resident(0) && c.is_resident(1) && !c.is_resident(2));
 }
