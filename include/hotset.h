@@ -88,6 +88,14 @@ enum { /* hotset_params.dense: what happens to the weights that every token uses
     HOTSET_DENSE_WARM  = 1, /* read once at open */
     HOTSET_DENSE_LEAVE = 2
 };
+enum { /* hotset_params.policy: which resident expert goes when room is needed. The popularities decay by .99 a token */
+    HOTSET_POLICY_LRU                = 0, /* the least recently used */
+    HOTSET_POLICY_LFU                = 1, /* the least frequently used */
+    HOTSET_POLICY_EMA                = 2, /* the one of least popularity: what ran counts */
+    HOTSET_POLICY_NEAR_PICK_EMA      = 3, /* the same, but the router's first 48 count, whatever ran */
+    HOTSET_POLICY_INVERSE_ROUTER_EMA = 4  /* the same, but the candidates' scores count. This and the one before need hotset_select:
+                                             where it is not called they choose the least recently used */
+};
 enum { /* hotset_params.delta: what the MoCE bonus is a share of */
     HOTSET_DELTA_TOKEN_TOPK   = 0, /* first minus k-th score of the token (the reference replayer's) */
     HOTSET_DELTA_TOKEN_FULL   = 1, /* largest minus smallest score of the token */
@@ -130,7 +138,7 @@ struct hotset_params {
     uint32_t      prefill;         /* HOTSET_PREFILL_* bits */
     uint32_t      wait_ms;         /* bound of hotset_wait in milliseconds; 0: 30000 */
     uint32_t      queue_tokens;    /* recorded tokens that may wait for the disk; 0: 256. Beyond: left out, and counted */
-    uint32_t      reserved;        /* 0 */
+    int32_t       policy;          /* HOTSET_POLICY_* */
     const char *  trace;           /* Q4RT file to record to (and its sidecar, "<trace>.json"), replaced; NULL: none */
     const char *  metrics;         /* metrics log to write, a line a pass: JSON lines, or CSV where the name ends in .csv; NULL: none */
     hotset_log_fn log;             /* NULL: silent */
@@ -143,7 +151,7 @@ struct hotset_params hotset_params_default(void);
 
 /* Lays the environment over *p: HOTSET_SLOTS, HOTSET_CACHE_BYTES (with an optional K, M or G: powers of 1024), HOTSET_LANES,
  * HOTSET_BACKING (slots, page-cache), HOTSET_IO (direct, buffered), HOTSET_DENSE (lock, warm, leave), HOTSET_LAMBDA,
- * HOTSET_TOP_J, HOTSET_DELTA (token_topk, token_full, running_full), HOTSET_DROP, HOTSET_RENORMALISE (auto, on, off), HOTSET_PREFILL
+ * HOTSET_TOP_J, HOTSET_POLICY (lru, lfu, ema, near_pick_ema, inverse_router_ema), HOTSET_DELTA (token_topk, token_full, running_full), HOTSET_DROP, HOTSET_RENORMALISE (auto, on, off), HOTSET_PREFILL
  * (record, moce, drop: comma-separated), HOTSET_TOP_M, HOTSET_TRACE, HOTSET_METRICS. What is unset or empty stays as it is. The two paths
  * point into the environment: valid until it changes. HOTSET_E_ARGUMENT names the variable in p->detail and leaves *p as it was. */
 int32_t hotset_params_from_env(struct hotset_params * p);
@@ -206,6 +214,8 @@ struct hotset_shape {
     const char * io_reason;        /* why io is what it is; owned by the handle */
     const char * dense_reason;     /* the same for dense */
     const char * architecture;     /* general.architecture of the file, or "" */
+    int32_t      policy;
+    uint32_t     reserved;
 };
 
 int32_t hotset_shape(const struct hotset * h, struct hotset_shape * out);

@@ -6,8 +6,10 @@ mod replay;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hotset::cache::Policy;
 use hotset::hook::{Adjacent, Batch, Config, Hook, Outcome, Placed};
 use hotset::model::tiny::{self, TinyParams};
+use hotset::replay::{Ranges, recorded};
 use hotset::route::{Delta, Drop, Moce, Renormalise, ScoreSpace};
 use hotset::store::{Backing, Dense, IoMode};
 use hotset::trace::{Phase, Sidecar, Trace};
@@ -189,6 +191,43 @@ fn a_recorded_run_equals_its_replay() {
             assert_eq!(replay::misses_per_layer(&t, &s), live, "lambda {lambda} prefill {prefill}");
         }
     }
+}
+
+/// Every policy that can run live, and every delta mode, chooses the same victims and experts in the replay of its own trace.
+#[test]
+fn every_live_policy_equals_its_replay() {
+    let mut misses = std::collections::BTreeMap::new();
+    for &policy in Policy::ALL {
+        for (lambda, delta) in
+            [(0.0, Delta::TokenTopk), (0.2, Delta::TokenTopk), (0.1, Delta::TokenFull), (0.1, Delta::RunningFull)]
+        {
+            let dir = dir();
+            let trace = dir.path().join("t.q4rt");
+            let moce = Moce { lambda, top_j: 2, delta };
+            let config = Config { policy, moce, trace: Some(trace.clone()), queue_tokens: 8192, ..config(9) };
+            if policy.needs_future() {
+                assert_eq!(Hook::open(&model(dir.path()), config).err().unwrap().kind, ErrorKind::Argument);
+                continue;
+            }
+            let mut hook = Hook::open(&model(dir.path()), config).unwrap();
+            let mut live = [0u64; LAYERS];
+            for t in 0..200 {
+                pass(&mut hook, t, 1).iter().enumerate().for_each(|(l, s)| live[l] += u64::from(s.outcome.misses));
+            }
+            hook.close().unwrap();
+            let (t, s) = (Trace::open(&trace).unwrap(), Sidecar::read_beside(&trace).unwrap().unwrap());
+            assert_eq!(s.settings[0].settings.policy, policy.name());
+            let ranges = Ranges::beside(&trace, &t).unwrap();
+            assert_eq!(ranges.is_some(), delta != Delta::TokenTopk);
+            let replayed = recorded(&t, &s, ranges.as_ref()).unwrap();
+            assert_eq!(replayed.misses, live, "{policy:?} {moce:?}");
+            assert!(replayed.inexact.is_empty());
+            if lambda == 0.0 {
+                misses.insert(live.iter().sum::<u64>(), policy);
+            }
+        }
+    }
+    assert!(misses.len() > 3, "the policies differ: {misses:?}");
 }
 
 #[test]

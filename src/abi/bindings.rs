@@ -44,22 +44,28 @@ pub const HOTSET_DENSE_LOCK: _bindgen_ty_4 = 0;
 pub const HOTSET_DENSE_WARM: _bindgen_ty_4 = 1;
 pub const HOTSET_DENSE_LEAVE: _bindgen_ty_4 = 2;
 pub type _bindgen_ty_4 = ::core::ffi::c_int;
-pub const HOTSET_DELTA_TOKEN_TOPK: _bindgen_ty_5 = 0;
-pub const HOTSET_DELTA_TOKEN_FULL: _bindgen_ty_5 = 1;
-pub const HOTSET_DELTA_RUNNING_FULL: _bindgen_ty_5 = 2;
+pub const HOTSET_POLICY_LRU: _bindgen_ty_5 = 0;
+pub const HOTSET_POLICY_LFU: _bindgen_ty_5 = 1;
+pub const HOTSET_POLICY_EMA: _bindgen_ty_5 = 2;
+pub const HOTSET_POLICY_NEAR_PICK_EMA: _bindgen_ty_5 = 3;
+pub const HOTSET_POLICY_INVERSE_ROUTER_EMA: _bindgen_ty_5 = 4;
 pub type _bindgen_ty_5 = ::core::ffi::c_int;
-pub const HOTSET_RENORMALISE_AUTO: _bindgen_ty_6 = 0;
-pub const HOTSET_RENORMALISE_ON: _bindgen_ty_6 = 1;
-pub const HOTSET_RENORMALISE_OFF: _bindgen_ty_6 = 2;
+pub const HOTSET_DELTA_TOKEN_TOPK: _bindgen_ty_6 = 0;
+pub const HOTSET_DELTA_TOKEN_FULL: _bindgen_ty_6 = 1;
+pub const HOTSET_DELTA_RUNNING_FULL: _bindgen_ty_6 = 2;
 pub type _bindgen_ty_6 = ::core::ffi::c_int;
-pub const HOTSET_PREFILL_RECORD: _bindgen_ty_7 = 1;
-pub const HOTSET_PREFILL_MOCE: _bindgen_ty_7 = 2;
-pub const HOTSET_PREFILL_DROP: _bindgen_ty_7 = 4;
+pub const HOTSET_RENORMALISE_AUTO: _bindgen_ty_7 = 0;
+pub const HOTSET_RENORMALISE_ON: _bindgen_ty_7 = 1;
+pub const HOTSET_RENORMALISE_OFF: _bindgen_ty_7 = 2;
 pub type _bindgen_ty_7 = ::core::ffi::c_int;
-pub const HOTSET_LOG_ERROR: _bindgen_ty_8 = 0;
-pub const HOTSET_LOG_WARN: _bindgen_ty_8 = 1;
-pub const HOTSET_LOG_INFO: _bindgen_ty_8 = 2;
+pub const HOTSET_PREFILL_RECORD: _bindgen_ty_8 = 1;
+pub const HOTSET_PREFILL_MOCE: _bindgen_ty_8 = 2;
+pub const HOTSET_PREFILL_DROP: _bindgen_ty_8 = 4;
 pub type _bindgen_ty_8 = ::core::ffi::c_int;
+pub const HOTSET_LOG_ERROR: _bindgen_ty_9 = 0;
+pub const HOTSET_LOG_WARN: _bindgen_ty_9 = 1;
+pub const HOTSET_LOG_INFO: _bindgen_ty_9 = 2;
+pub type _bindgen_ty_9 = ::core::ffi::c_int;
 pub type hotset_log_fn = ::core::option::Option<
     unsafe extern "C" fn(level: i32, text: *const ::core::ffi::c_char, user: *mut ::core::ffi::c_void),
 >;
@@ -83,7 +89,7 @@ pub struct hotset_params {
     pub prefill: u32,
     pub wait_ms: u32,
     pub queue_tokens: u32,
-    pub reserved: u32,
+    pub policy: i32,
     pub trace: *const ::core::ffi::c_char,
     pub metrics: *const ::core::ffi::c_char,
     pub log: hotset_log_fn,
@@ -112,7 +118,7 @@ const _: () = {
     ["Offset of field: hotset_params::prefill"][::core::mem::offset_of!(hotset_params, prefill) - 72usize];
     ["Offset of field: hotset_params::wait_ms"][::core::mem::offset_of!(hotset_params, wait_ms) - 76usize];
     ["Offset of field: hotset_params::queue_tokens"][::core::mem::offset_of!(hotset_params, queue_tokens) - 80usize];
-    ["Offset of field: hotset_params::reserved"][::core::mem::offset_of!(hotset_params, reserved) - 84usize];
+    ["Offset of field: hotset_params::policy"][::core::mem::offset_of!(hotset_params, policy) - 84usize];
     ["Offset of field: hotset_params::trace"][::core::mem::offset_of!(hotset_params, trace) - 88usize];
     ["Offset of field: hotset_params::metrics"][::core::mem::offset_of!(hotset_params, metrics) - 96usize];
     ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 104usize];
@@ -210,10 +216,12 @@ pub struct hotset_shape {
     pub io_reason: *const ::core::ffi::c_char,
     pub dense_reason: *const ::core::ffi::c_char,
     pub architecture: *const ::core::ffi::c_char,
+    pub policy: i32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of hotset_shape"][::core::mem::size_of::<hotset_shape>() - 152usize];
+    ["Size of hotset_shape"][::core::mem::size_of::<hotset_shape>() - 160usize];
     ["Alignment of hotset_shape"][::core::mem::align_of::<hotset_shape>() - 8usize];
     ["Offset of field: hotset_shape::struct_size"][::core::mem::offset_of!(hotset_shape, struct_size) - 0usize];
     ["Offset of field: hotset_shape::n_layers"][::core::mem::offset_of!(hotset_shape, n_layers) - 8usize];
@@ -242,6 +250,8 @@ const _: () = {
     ["Offset of field: hotset_shape::io_reason"][::core::mem::offset_of!(hotset_shape, io_reason) - 128usize];
     ["Offset of field: hotset_shape::dense_reason"][::core::mem::offset_of!(hotset_shape, dense_reason) - 136usize];
     ["Offset of field: hotset_shape::architecture"][::core::mem::offset_of!(hotset_shape, architecture) - 144usize];
+    ["Offset of field: hotset_shape::policy"][::core::mem::offset_of!(hotset_shape, policy) - 152usize];
+    ["Offset of field: hotset_shape::reserved"][::core::mem::offset_of!(hotset_shape, reserved) - 156usize];
 };
 impl Default for hotset_shape {
     fn default() -> Self {
@@ -258,16 +268,16 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn hotset_blocks(h: *const hotset, out: *mut u32, n: usize) -> i32;
 }
-pub const HOTSET_GATE: _bindgen_ty_9 = 0;
-pub const HOTSET_UP: _bindgen_ty_9 = 1;
-pub const HOTSET_GATE_UP: _bindgen_ty_9 = 2;
-pub const HOTSET_DOWN: _bindgen_ty_9 = 3;
-pub const HOTSET_ALL: _bindgen_ty_9 = 255;
-pub type _bindgen_ty_9 = ::core::ffi::c_int;
-pub const HOTSET_WEIGHT: _bindgen_ty_10 = 0;
-pub const HOTSET_BIAS: _bindgen_ty_10 = 1;
-pub const HOTSET_SCALE: _bindgen_ty_10 = 2;
+pub const HOTSET_GATE: _bindgen_ty_10 = 0;
+pub const HOTSET_UP: _bindgen_ty_10 = 1;
+pub const HOTSET_GATE_UP: _bindgen_ty_10 = 2;
+pub const HOTSET_DOWN: _bindgen_ty_10 = 3;
+pub const HOTSET_ALL: _bindgen_ty_10 = 255;
 pub type _bindgen_ty_10 = ::core::ffi::c_int;
+pub const HOTSET_WEIGHT: _bindgen_ty_11 = 0;
+pub const HOTSET_BIAS: _bindgen_ty_11 = 1;
+pub const HOTSET_SCALE: _bindgen_ty_11 = 2;
+pub type _bindgen_ty_11 = ::core::ffi::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct hotset_bank {
@@ -309,17 +319,17 @@ impl Default for hotset_bank {
 unsafe extern "C" {
     pub fn hotset_banks(h: *mut hotset, layer: u32, out: *mut hotset_bank, n: usize) -> i32;
 }
-pub const HOTSET_DECODE: _bindgen_ty_11 = 0;
-pub const HOTSET_PREFILL: _bindgen_ty_11 = 1;
-pub type _bindgen_ty_11 = ::core::ffi::c_int;
-pub const HOTSET_SCORES_LOGITS: _bindgen_ty_12 = 0;
-pub const HOTSET_SCORES_SOFTMAX: _bindgen_ty_12 = 1;
-pub const HOTSET_SCORES_LINEAR: _bindgen_ty_12 = 2;
+pub const HOTSET_DECODE: _bindgen_ty_12 = 0;
+pub const HOTSET_PREFILL: _bindgen_ty_12 = 1;
 pub type _bindgen_ty_12 = ::core::ffi::c_int;
-pub const HOTSET_BATCH_ROUTED: _bindgen_ty_13 = 1;
-pub const HOTSET_BATCH_NORMALISED: _bindgen_ty_13 = 2;
-pub const HOTSET_BATCH_TAIL: _bindgen_ty_13 = 4;
+pub const HOTSET_SCORES_LOGITS: _bindgen_ty_13 = 0;
+pub const HOTSET_SCORES_SOFTMAX: _bindgen_ty_13 = 1;
+pub const HOTSET_SCORES_LINEAR: _bindgen_ty_13 = 2;
 pub type _bindgen_ty_13 = ::core::ffi::c_int;
+pub const HOTSET_BATCH_ROUTED: _bindgen_ty_14 = 1;
+pub const HOTSET_BATCH_NORMALISED: _bindgen_ty_14 = 2;
+pub const HOTSET_BATCH_TAIL: _bindgen_ty_14 = 4;
+pub type _bindgen_ty_14 = ::core::ffi::c_int;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct hotset_batch {

@@ -175,6 +175,8 @@ pub unsafe extern "C" fn hotset_shape(h: *const c::hotset, out: *mut c::hotset_s
                 io_reason: handle.io_reason.as_ptr(),
                 dense_reason: handle.dense_reason.as_ptr(),
                 architecture: handle.architecture.as_ptr(),
+                policy: params::policy_value(config.policy),
+                reserved: 0,
             };
             Ok(c::HOTSET_OK)
         })

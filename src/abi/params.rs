@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::bindings as c;
 use super::guard;
 use super::status;
+use crate::cache::Policy;
 use crate::error::{Result, err};
 use crate::hook::{Config, Prefill};
 use crate::route::{Delta, Drop, Moce, Renormalise};
@@ -49,6 +50,25 @@ pub fn renormalise(value: i32) -> Result<Renormalise> {
         c::HOTSET_RENORMALISE_OFF => Ok(Renormalise::Off),
         _ => Err(err!(Argument, "renormalise {value} is none of HOTSET_RENORMALISE_*")),
     }
+}
+
+/// The policies that can run live, and their values.
+const POLICIES: [(Policy, i32); 5] = [
+    (Policy::Lru, c::HOTSET_POLICY_LRU),
+    (Policy::Lfu, c::HOTSET_POLICY_LFU),
+    (Policy::Ema, c::HOTSET_POLICY_EMA),
+    (Policy::NearPickEma, c::HOTSET_POLICY_NEAR_PICK_EMA),
+    (Policy::InverseRouterEma, c::HOTSET_POLICY_INVERSE_ROUTER_EMA),
+];
+
+pub fn policy(value: i32) -> Result<Policy> {
+    let found = POLICIES.iter().find(|(_, v)| *v == value).map(|(policy, _)| *policy);
+    found.ok_or_else(|| err!(Argument, "policy {value} is none of HOTSET_POLICY_*"))
+}
+
+/// -1 for one that has no value.
+pub fn policy_value(policy: Policy) -> i32 {
+    POLICIES.iter().find(|(p, _)| *p == policy).map_or(-1, |(_, value)| *value)
 }
 
 pub fn delta_value(delta: Delta) -> i32 {
@@ -93,9 +113,6 @@ pub unsafe fn config(p: &c::hotset_params) -> Result<Config> {
     if p.prefill & !(known as u32) != 0 {
         return Err(err!(Argument, "prefill {:#x}: bits that are none of HOTSET_PREFILL_*", p.prefill));
     }
-    if p.reserved != 0 {
-        return Err(err!(Argument, "reserved is {}, it must be 0", p.reserved));
-    }
     Ok(Config {
         cache_bytes: p.cache_bytes,
         slots: p.slots,
@@ -118,6 +135,7 @@ pub unsafe fn config(p: &c::hotset_params) -> Result<Config> {
             c::HOTSET_DENSE_LEAVE => Dense::Leave,
             v => return Err(err!(Argument, "dense {v} is none of HOTSET_DENSE_*")),
         },
+        policy: policy(p.policy)?,
         moce: Moce { lambda: p.lambda, top_j: p.top_j, delta: delta(p.delta)? },
         drop: Drop { threshold: p.drop, renormalise: renormalise(p.renormalise)? },
         prefill: Prefill {
@@ -218,6 +236,8 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
         ("token_full", c::HOTSET_DELTA_TOKEN_FULL),
         ("running_full", c::HOTSET_DELTA_RUNNING_FULL),
     ];
+    let names = POLICIES.map(|(policy, value)| (policy.name(), value));
+    p.policy = choice("HOTSET_POLICY", &names)?.unwrap_or(p.policy);
     p.delta = choice("HOTSET_DELTA", &words)?.unwrap_or(p.delta);
     let words =
         [("auto", c::HOTSET_RENORMALISE_AUTO), ("on", c::HOTSET_RENORMALISE_ON), ("off", c::HOTSET_RENORMALISE_OFF)];

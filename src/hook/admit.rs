@@ -125,6 +125,10 @@ impl Hook {
                     Err(cache::NoVictim) => return Err(no_victim(batch.block, expert, l.cache.capacity())),
                 }
             }
+            if self.config.policy.needs_candidates() {
+                let (ids, scores) = s.ranked.row(layer, token, batch.n_tokens);
+                l.cache.ranked(ids, scores, k);
+            }
             l.cache.end_token();
         }
         if outcome.dropped > 0 {

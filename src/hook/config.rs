@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cache::Policy;
 use crate::error::{Result, err};
 use crate::model::Model;
 use crate::route::{Drop, Moce};
@@ -31,6 +32,8 @@ pub struct Config {
     pub backing: Backing,
     pub io: IoMode,
     pub dense: Dense,
+    /// How victims are chosen. One that needs the future is refused.
+    pub policy: Policy,
     pub moce: Moce,
     pub drop: Drop,
     pub prefill: Prefill,
@@ -53,6 +56,7 @@ impl Default for Config {
             backing: Backing::Slots,
             io: IoMode::Direct,
             dense: Dense::Lock,
+            policy: Policy::Lru,
             moce: Moce::default(),
             drop: Drop::default(),
             prefill: Prefill::default(),
@@ -100,6 +104,13 @@ pub fn plan(model: &Model, config: &Config) -> Result<Plan> {
         return Err(err!(Argument, "k = {k}: a token must use 1 to {fewest} experts (the fewest that a layer has)"));
     }
     check_settings(&config.moce, &config.drop)?;
+    if config.policy.needs_future() {
+        return Err(err!(
+            Argument,
+            "policy {}: it needs to know what comes, so it cannot run live",
+            config.policy.name()
+        ));
+    }
     if config.top_m == 0 || config.queue_tokens == 0 {
         return Err(err!(Argument, "top_m {} and queue_tokens {}: at least 1", config.top_m, config.queue_tokens));
     }

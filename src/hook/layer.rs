@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::stats::LayerStats;
-use crate::cache::LayerCache;
+use crate::cache::{AnyPolicy, LayerCache, Policy, Spec};
 use crate::model::MoeLayer;
 use crate::route::candidates;
 use crate::route::moce::RunningRange;
@@ -13,7 +13,7 @@ pub struct Layer {
     pub n_experts: u32,
     /// On disk, companions included.
     pub expert_bytes: u64,
-    pub cache: LayerCache,
+    pub cache: LayerCache<AnyPolicy>,
     /// Mean range of the scores, for the running_full delta.
     pub range: RunningRange,
     /// Of the last `select`: experts that reranking put in, and the mass that it cost.
@@ -23,12 +23,13 @@ pub struct Layer {
 }
 
 impl Layer {
-    pub fn new(layer: &MoeLayer, slots: u32) -> Self {
+    pub fn new(layer: &MoeLayer, slots: u32, policy: Policy) -> Self {
+        let n_experts = layer.n_experts as usize;
         Self {
             block: layer.block,
             n_experts: layer.n_experts,
             expert_bytes: layer.expert_bytes(),
-            cache: LayerCache::lru(layer.n_experts as usize, slots),
+            cache: LayerCache::new(policy.build(&Spec::new(n_experts)), n_experts, slots),
             range: RunningRange::default(),
             swapped: 0,
             mass_swapped: 0.0,
@@ -52,6 +53,8 @@ pub struct Scratch {
     pub scores: Vec<f16>,
     /// The scores, widened: exactly what a trace has of them.
     pub wide: Vec<f32>,
+    /// For a policy that wants them: the candidates of the layer that was selected last, and which that was.
+    pub ranked: Ranked,
     /// k places each.
     pub raised: Vec<f64>,
     pub chosen: Vec<u16>,
@@ -63,6 +66,26 @@ pub struct Scratch {
     pub seen: Vec<u64>,
     pub row_number: u64,
     pub own: Own,
+}
+
+/// The candidates of a batch, kept from `select` to `admit`.
+#[derive(Default)]
+pub struct Ranked {
+    pub layer: Option<usize>,
+    /// `top_m` a row, by falling rank.
+    pub ids: Vec<u16>,
+    pub scores: Vec<f32>,
+}
+
+impl Ranked {
+    /// Of one token; none where this layer's batch was not selected with as many rows.
+    pub fn row(&self, layer: usize, token: usize, n_tokens: usize) -> (&[u16], &[f32]) {
+        if self.layer != Some(layer) || n_tokens == 0 || self.ids.len() % n_tokens != 0 {
+            return (&[], &[]);
+        }
+        let m = self.ids.len() / n_tokens;
+        (&self.ids[token * m..][..m], &self.scores[token * m..][..m])
+    }
 }
 
 /// Ids and weights of `Hook::layer` until it has succeeded.
@@ -79,6 +102,7 @@ impl Scratch {
             ids: vec![0; top_m],
             scores: vec![f16::ZERO; top_m],
             wide: vec![0.0; top_m],
+            ranked: Ranked::default(),
             raised: vec![0.0; k],
             chosen: vec![0; k],
             batch: Vec::with_capacity(k),

@@ -109,7 +109,7 @@ impl Hook {
         let dense = DenseHold::new(config.dense, &model.dense_ranges(), maps);
 
         let live = Live { moce: config.moce, drop: config.drop, slots: plan.slots };
-        let layers: Vec<_> = model.experts.layers.iter().map(|l| Layer::new(l, plan.slots)).collect();
+        let layers: Vec<_> = model.experts.layers.iter().map(|l| Layer::new(l, plan.slots, config.policy)).collect();
         let scratch = Scratch::new(top_m, plan.k as usize, plan.n_experts as usize);
         let mut hook = Self {
             store: Arc::new(store),

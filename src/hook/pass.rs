@@ -81,6 +81,7 @@ impl Hook {
     fn begin_pass(&mut self, batch: &Batch) {
         self.abort_pass();
         self.take_up_settings();
+        self.scratch.ranked.layer = None;
         if let Some(r) = &mut self.recorder {
             let layers = &self.layers;
             r.begin_pass(batch.phase, batch.position, batch.n_tokens, || Snapshot {
@@ -247,7 +248,7 @@ impl Hook {
             }
             .to_owned(),
             slots: vec![self.live.slots; self.layers.len()],
-            policy: "lru".to_owned(),
+            policy: self.config.policy.name().to_owned(),
             backing: if self.config.backing == Backing::Slots { "slots" } else { "page_cache" }.to_owned(),
             io: if self.store.io_mode().in_effect == IoMode::Direct { "direct" } else { "buffered" }.to_owned(),
             prefill_moce: self.config.prefill.moce,

@@ -20,17 +20,21 @@ impl Hook {
         let prefill = self.pass.as_ref().is_some_and(|p| p.phase == Phase::Prefill);
         let recording = self.record_layer(layer, batch);
         let rerank = self.live.moce.lambda > 0.0 && (!prefill || self.config.prefill.moce);
+        let wanted = self.config.policy.needs_candidates();
         (self.layers[layer].swapped, self.layers[layer].mass_swapped) = (0, 0.0);
-        if !recording && !rerank && batch.routed {
+        if !recording && !rerank && !wanted && batch.routed {
             return Ok(());
         }
         if rerank {
             self.forget_failed(layer);
         }
         let k = batch.k as usize;
-        // Without recording or reranking only the top k are asked for.
-        let m = if recording || rerank { self.top_m } else { k };
+        // Without recording, reranking or a policy that wants them only the top k are asked for.
+        let m = if recording || rerank || wanted { self.top_m } else { k };
         let (l, s) = (&mut self.layers[layer], &mut self.scratch);
+        s.ranked.ids.clear();
+        s.ranked.scores.clear();
+        s.ranked.layer = wanted.then_some(layer);
         for token in 0..batch.n_tokens {
             let routed: &[u16] = if batch.routed { &s.batch[token * k..][..k] } else { &[] };
             let (row_ids, row_scores) = (&mut s.ids[..m], &mut s.scores[..m]);
@@ -42,6 +46,14 @@ impl Hook {
                 if let Some(r) = &mut self.recorder {
                     r.push_row(layer, token, row_ids, row_scores, range.unwrap_or(f32::NAN));
                 }
+            }
+            let wide = &mut s.wide[..m];
+            if wanted || rerank {
+                row_scores.convert_to_f32_slice(wide);
+            }
+            if wanted {
+                s.ranked.ids.extend_from_slice(row_ids);
+                s.ranked.scores.extend_from_slice(wide);
             }
             let out = ids.row_mut(token);
             if !rerank {
@@ -56,8 +68,6 @@ impl Hook {
                     l.range.mean()
                 }
             };
-            row_scores.convert_to_f32_slice(&mut s.wide[..m]);
-            let wide = &s.wide[..m];
             let Some(bonus) = self.live.moce.bonus(wide, k, range) else {
                 self.stats.bad_rows += u64::from(m > k);
                 out.iter_mut().zip(&*row_ids).for_each(|(id, &e)| *id = e.into());

@@ -177,7 +177,7 @@ static void check_environment(void) {
 
     const char * const bad[][2] = { { "HOTSET_SLOTS", "many" },  { "HOTSET_SLOTS", "-1" },   { "HOTSET_CACHE_BYTES", "7Q" }, { "HOTSET_LAMBDA", "nan" },
                                     { "HOTSET_DROP", "-0.5" },   { "HOTSET_IO", "quick" },   { "HOTSET_DELTA", "full" },     { "HOTSET_PREFILL", "record,all" },
-                                    { "HOTSET_DENSE", "melt" },  { "HOTSET_LANES", "65" } };
+                                    { "HOTSET_DENSE", "melt" },  { "HOTSET_LANES", "65" },   { "HOTSET_POLICY", "belady_min" } };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const char * good = strcmp(bad[i][0], "HOTSET_SLOTS") == 0 ? "18" : "";
         setenv(bad[i][0], bad[i][1], 1);
@@ -190,7 +190,7 @@ static void check_environment(void) {
         setenv(bad[i][0], good, 1);
     }
     const char * const all[] = { "HOTSET_SLOTS", "HOTSET_CACHE_BYTES", "HOTSET_LAMBDA", "HOTSET_BACKING", "HOTSET_PREFILL", "HOTSET_LANES", "HOTSET_DROP",
-                                 "HOTSET_IO",    "HOTSET_DELTA",       "HOTSET_DENSE" };
+                                 "HOTSET_IO",    "HOTSET_DELTA",       "HOTSET_DENSE",  "HOTSET_POLICY" };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) unsetenv(all[i]);
     CHECK(hotset_params_from_env(NULL), HOTSET_E_ARGUMENT);
     p.struct_size = 0;
@@ -227,6 +227,8 @@ static void check_refusals(const struct hotset_plan * plan) {
     WITH(backing, 2, HOTSET_E_ARGUMENT);
     WITH(io, -1, HOTSET_E_ARGUMENT);
     WITH(dense, 3, HOTSET_E_ARGUMENT);
+    WITH(policy, 5, HOTSET_E_ARGUMENT);
+    WITH(policy, -1, HOTSET_E_ARGUMENT);
     WITH(delta, 3, HOTSET_E_ARGUMENT);
     WITH(renormalise, 3, HOTSET_E_ARGUMENT);
     WITH(prefill, 8, HOTSET_E_ARGUMENT);
@@ -556,6 +558,7 @@ static void check_session(const struct hotset_plan * plan) {
     CHECK(hotset_shape(h, &shape), HOTSET_OK);
     CHECK_TRUE(shape.lambda == 0.3 && shape.drop == 0.9 && shape.top_j == 1);
     CHECK(shape.delta, HOTSET_DELTA_TOKEN_FULL);
+    CHECK(shape.policy, HOTSET_POLICY_LRU);
     CHECK(shape.renormalise, HOTSET_RENORMALISE_ON);
     uint64_t dropped = 0, zeros = 0;
     for (int t = 0; t < 20; t++)
