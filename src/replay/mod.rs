@@ -15,6 +15,7 @@ pub mod keep_map;
 pub mod layer;
 pub mod ranges;
 pub mod recorded;
+pub mod sweep;
 
 pub use column::Column;
 pub use estimate::Estimate;

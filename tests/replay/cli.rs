@@ -69,3 +69,54 @@ fn what_cannot_be_is_a_usage_error() {
     assert!(hotset(&["replay", trace, "--k-used", "8", "--as-recorded"]).status.code() == Some(1));
     assert!(Path::new(trace).exists());
 }
+
+/// A table that was cut off anywhere is gone on with, shards merge to the whole, and threads change nothing.
+#[test]
+fn sweeps_resume_and_merge() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (trace, keep) = (data("small.q4rt"), data("small.keep_map.json"));
+    let (trace, keep) = (trace.to_str().unwrap(), keep.to_str().unwrap());
+    let sweep = |out: &str, more: &[&str], threads: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hotset"));
+        command.args(["sweep", trace, "--k-used", "8", "--cache-caps", "12,24", "--near-pick-n", "16"]);
+        command.args(["--keep-map", keep, "--brief-keep-map", keep, "-o", out]).args(more);
+        command.env("RAYON_NUM_THREADS", threads).output().unwrap()
+    };
+    for ending in ["csv", "jsonl"] {
+        let whole = path(&format!("whole.{ending}"));
+        let done = sweep(&whole, &[], "2");
+        assert!(done.status.success(), "{done:?}");
+        let said = String::from_utf8(done.stdout).unwrap();
+        assert!(said.contains("112 rows") && said.contains("checked: belady_min"), "{said}");
+        let text = std::fs::read_to_string(&whole).unwrap();
+
+        let again = path(&format!("again.{ending}"));
+        for cut in [0, 10, text.len() / 3, text.len() / 2, text.len() - 1, text.len()] {
+            std::fs::write(&again, &text[..cut]).unwrap();
+            assert!(sweep(&again, &[], "1").status.success());
+            assert_eq!(std::fs::read_to_string(&again).unwrap(), text, "cut at {cut}");
+        }
+        let other = sweep(&again, &["--warmup", "32"], "1");
+        assert!(!other.status.success());
+        assert!(String::from_utf8(other.stderr).unwrap().contains("another sweep"));
+
+        let parts: Vec<String> = (1..=3).map(|i| path(&format!("part{i}.{ending}"))).collect();
+        for (i, part) in parts.iter().enumerate() {
+            assert!(sweep(part, &["--shard", &format!("{}/3", i + 1)], "1").status.success());
+        }
+        let merged = path(&format!("merged.{ending}"));
+        let merge = |parts: &[&String]| {
+            let mut args = vec!["sweep", "--merge", "-o", merged.as_str()];
+            args.extend(parts.iter().map(|p| p.as_str()));
+            hotset(&args)
+        };
+        assert!(merge(&[&parts[2], &parts[0], &parts[1]]).status.success());
+        assert_eq!(std::fs::read_to_string(&merged).unwrap(), text);
+        assert!(!merge(&[&parts[0], &parts[2]]).status.success());
+    }
+    // The golden numbers, by another way.
+    let text = std::fs::read_to_string(path("whole.csv")).unwrap();
+    let row = text.lines().find(|l| l.contains(",K96,") && l.contains(",12,lru,0.05,2,")).unwrap();
+    assert!(row.contains(&format!(",{},", 505 + 506 + 601 + 561)), "{row}");
+}

@@ -6,6 +6,7 @@
 mod inspect;
 mod output;
 mod replay;
+mod sweep;
 mod tiny;
 
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ struct Cli {
 enum Command {
     Inspect(inspect::Args),
     Replay(replay::Args),
+    Sweep(sweep::Args),
     Tiny(tiny::Args),
 }
 
@@ -32,6 +34,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Inspect(args) => inspect::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
         Command::Tiny(args) => tiny::run(&args),
     }
 }

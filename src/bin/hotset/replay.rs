@@ -95,8 +95,11 @@ pub struct Cost {
 impl Cost {
     pub fn estimate(&self) -> Result<Estimate> {
         let numbers = [self.expert_bytes, self.compute_ms];
-        if numbers.iter().chain(&self.bandwidth).any(|n| !n.is_finite() || *n < 0.0) || self.bandwidth.contains(&0.0) {
-            bail!("--expert-bytes, --compute-ms and --bandwidth are numbers of 0 or more, no bandwidth is 0");
+        if numbers.iter().chain(&self.bandwidth).any(|n| !n.is_finite() || *n < 0.0)
+            || self.bandwidth.contains(&0.0)
+            || self.compute_ms == 0.0
+        {
+            bail!("--expert-bytes, --compute-ms and --bandwidth are numbers above 0 (--expert-bytes may be 0)");
         }
         Ok(Estimate {
             expert_bytes: self.expert_bytes,
