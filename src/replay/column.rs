@@ -6,7 +6,7 @@ use half::slice::HalfFloatSliceExt;
 
 use super::keep_map::{KeepMap, PRUNED};
 use crate::error::{Result, err};
-use crate::trace::Trace;
+use crate::trace::{Record, Trace};
 
 /// The rows of one layer. Memory is kept from one `gather` to the next.
 #[derive(Default)]
@@ -51,65 +51,87 @@ impl<'a> Row<'a> {
 impl Column {
     /// Gathers a layer: all candidates with their scores, or only the first k ids. `Format` for an id that the trace's header
     /// does not have.
-    pub fn gather(
-        &mut self,
+    pub fn gather(&mut self, trace: &Trace, layer: usize, keep: Option<&KeepMap>, k: usize, all: bool) -> Result<()> {
+        Self::gather_block(std::slice::from_mut(self), trace, layer, keep, k, all)
+    }
+
+    /// Gathers neighbouring layers, from `first` on, one into each column: their records lie side by side, so that memory is
+    /// read in longer runs.
+    pub fn gather_block(
+        columns: &mut [Self],
         trace: &Trace,
-        layer: usize,
+        first: usize,
         keep: Option<&KeepMap>,
         k: usize,
-        candidates: bool,
+        all: bool,
     ) -> Result<()> {
+        columns.iter_mut().for_each(|c| c.make_room(trace, k, all));
+        for token in 0..trace.n_tokens() {
+            for (column, layer) in columns.iter_mut().zip(first..) {
+                let new_ids = keep.map(|k| k.layer(layer));
+                if let Err(id) = column.take(token, trace.record(token, layer), trace.header().n_experts, new_ids, k) {
+                    let n = trace.n_experts();
+                    return Err(err!(Format, "token {token} layer {layer}: expert {id}, the header says {n}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn make_room(&mut self, trace: &Trace, k: usize, all: bool) {
         let (n_tokens, m) = (trace.n_tokens(), trace.top_m());
-        self.width = if candidates { m } else { k.min(m) };
-        let width = self.width;
-        self.ids.resize(n_tokens * width, 0);
-        self.scores.resize(if candidates { n_tokens * width } else { 0 }, 0.0);
+        self.width = if all { m } else { k.min(m) };
+        self.ids.resize(n_tokens * self.width, 0);
+        self.scores.resize(if all { n_tokens * self.width } else { 0 }, 0.0);
         self.rows.clear();
-        self.rows.resize(n_tokens, Extent { len: width as u16, substituted: 0 });
+        self.rows.resize(n_tokens, Extent { len: self.width as u16, substituted: 0 });
         self.record_ids.resize(m, 0);
         self.record_scores.resize(m, f16::ZERO);
         self.wide.resize(m, 0.0);
-        let n_experts = trace.header().n_experts;
-        let unknown = |token: usize, ids: &[u16]| {
-            let (rank, id) = ids.iter().enumerate().find(|(_, id)| **id >= n_experts).unwrap_or((0, &0));
-            err!(Format, "token {token} layer {layer} rank {rank}: expert {id}, the header says {n_experts}")
-        };
-        let new_ids = keep.map(|k| k.layer(layer));
-        for token in 0..n_tokens {
-            let record = trace.record(token, layer);
-            let at = token * width..(token + 1) * width;
-            let Some(new_ids) = new_ids else {
-                let ids = &mut self.ids[at.clone()];
-                record.copy_ids(ids);
-                if ids.iter().fold(0, |high, &id| high.max(id)) >= n_experts {
-                    return Err(unknown(token, ids));
-                }
-                if candidates {
-                    record.copy_scores(&mut self.record_scores);
-                    self.record_scores.convert_to_f32_slice(&mut self.scores[at]);
-                }
-                continue;
-            };
-            record.copy_ids(&mut self.record_ids);
-            record.copy_scores(&mut self.record_scores);
-            self.record_scores.convert_to_f32_slice(&mut self.wide);
-            let mut row = Extent { len: 0, substituted: 0 };
-            for (rank, (&old, &z)) in self.record_ids.iter().zip(&self.wide).enumerate() {
-                let Some(&new) = new_ids.get(usize::from(old)) else {
-                    return Err(unknown(token, &self.record_ids));
-                };
-                if new == PRUNED {
-                    row.substituted += u16::from(rank < k);
-                } else if usize::from(row.len) < width {
-                    self.ids[at.start + usize::from(row.len)] = new;
-                    if candidates {
-                        self.scores[at.start + usize::from(row.len)] = z;
-                    }
-                    row.len += 1;
-                }
+    }
+
+    /// Takes in one record. An id that the header does not have is the error.
+    #[inline]
+    fn take(
+        &mut self,
+        token: usize,
+        record: Record<'_>,
+        n_experts: u16,
+        new_ids: Option<&[u16]>,
+        k: usize,
+    ) -> Result<(), u16> {
+        let at = token * self.width..(token + 1) * self.width;
+        let all = !self.scores.is_empty();
+        let Some(new_ids) = new_ids else {
+            let ids = &mut self.ids[at.clone()];
+            record.copy_ids(ids);
+            let highest = ids.iter().fold(0, |high, &id| high.max(id));
+            if highest >= n_experts {
+                return Err(highest);
             }
-            self.rows[token] = row;
+            if all {
+                record.copy_scores(&mut self.record_scores);
+                self.record_scores.convert_to_f32_slice(&mut self.scores[at]);
+            }
+            return Ok(());
+        };
+        record.copy_ids(&mut self.record_ids);
+        record.copy_scores(&mut self.record_scores);
+        self.record_scores.convert_to_f32_slice(&mut self.wide);
+        let mut row = Extent { len: 0, substituted: 0 };
+        for (rank, (&old, &z)) in self.record_ids.iter().zip(&self.wide).enumerate() {
+            let new = *new_ids.get(usize::from(old)).ok_or(old)?;
+            if new == PRUNED {
+                row.substituted += u16::from(rank < k);
+            } else if usize::from(row.len) < self.width {
+                self.ids[at.start + usize::from(row.len)] = new;
+                if all {
+                    self.scores[at.start + usize::from(row.len)] = z;
+                }
+                row.len += 1;
+            }
         }
+        self.rows[token] = row;
         Ok(())
     }
 

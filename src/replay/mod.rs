@@ -113,6 +113,9 @@ impl Settings {
     }
 }
 
+/// Layers that are gathered together.
+const BLOCK: usize = 8;
+
 /// A trace with what is laid over it. Any number of threads may replay its layers.
 pub struct Replay<'a> {
     trace: &'a Trace,
@@ -155,32 +158,49 @@ impl<'a> Replay<'a> {
 
     /// Replays one layer under each of the settings (with the same k in all). `column` is working memory.
     pub fn layer(&self, layer: usize, settings: &[Settings], column: &mut Column) -> Result<Vec<LayerResult>> {
+        let mut layers = self.block(layer, settings, std::slice::from_mut(column))?;
+        Ok(layers.pop().unwrap_or_default())
+    }
+
+    /// Replays neighbouring layers, from `first` on, one with each column: by layer, then by setting.
+    pub fn block(&self, first: usize, settings: &[Settings], columns: &mut [Column]) -> Result<Vec<Vec<LayerResult>>> {
         settings.iter().try_for_each(|s| self.check(s))?;
-        let Some(first) = settings.first() else { return Ok(Vec::new()) };
-        if let Some(other) = settings.iter().find(|s| s.k != first.k) {
-            return Err(err!(Argument, "k {} and {} in one replay", first.k, other.k));
+        let Some(one) = settings.first() else { return Ok(vec![Vec::new(); columns.len()]) };
+        if let Some(other) = settings.iter().find(|s| s.k != one.k) {
+            return Err(err!(Argument, "k {} and {} in one replay", one.k, other.k));
         }
         let n_experts = self.n_experts();
         if settings.iter().all(|s| s.capacity >= n_experts) && self.keep.is_none() {
-            return Ok(settings.iter().map(|s| LayerResult::all_resident(s, self.n_tokens(), 0)).collect());
+            let nothing = settings.iter().map(|s| LayerResult::all_resident(s, self.n_tokens(), 0));
+            return Ok(vec![nothing.collect(); columns.len()]);
         }
         let all = settings.iter().any(Settings::needs_candidates);
-        column.gather(self.trace, layer, self.keep, first.k, all)?;
+        Column::gather_block(columns, self.trace, first, self.keep, one.k, all)?;
+        let layers = columns.iter().zip(first..);
+        layers.map(|(column, layer)| self.gathered(column, layer, settings)).collect()
+    }
+
+    fn gathered(&self, column: &Column, layer: usize, settings: &[Settings]) -> Result<Vec<LayerResult>> {
         let mut next_uses = None;
         let ranges = self.ranges.map(|r| r.layer(layer));
         let one = |s: &Settings| {
             let uses = s.policy.needs_future().then(|| {
-                let uses = || Arc::new(NextUses::new(n_experts, column.rows().map(|row| row.first(s.k))));
+                let uses = || Arc::new(NextUses::new(self.n_experts(), column.rows().map(|row| row.first(s.k))));
                 Arc::clone(next_uses.get_or_insert_with(uses))
             });
-            replay_layer(column, n_experts, s, uses, ranges).map_err(|e| err!(Format, "layer {layer}: {e}"))
+            replay_layer(column, self.n_experts(), s, uses, ranges).map_err(|e| err!(Format, "layer {layer}: {e}"))
         };
         settings.iter().map(one).collect()
     }
 
-    /// All layers, one after the other: by layer, then by setting.
+    /// All layers, a few at a time on one thread: by layer, then by setting.
     pub fn all(&self, settings: &[Settings]) -> Result<Vec<Vec<LayerResult>>> {
-        let mut column = Column::default();
-        (0..self.n_layers()).map(|layer| self.layer(layer, settings, &mut column)).collect()
+        let mut columns: Vec<Column> = (0..BLOCK.min(self.n_layers())).map(|_| Column::default()).collect();
+        let mut layers = Vec::new();
+        while layers.len() < self.n_layers() {
+            let n = columns.len().min(self.n_layers() - layers.len());
+            layers.extend(self.block(layers.len(), settings, &mut columns[..n])?);
+        }
+        Ok(layers)
     }
 }

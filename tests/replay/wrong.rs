@@ -52,7 +52,7 @@ fn ids_that_the_model_does_not_have() {
     let mut rows = vec![vec![(0, 3.0), (1, 2.0), (2, 1.0)]; 70];
     rows[66][2].0 = 8;
     let trace = trace_of(&[rows.clone()], 8);
-    says(&detail(&trace, None, &settings(Policy::Lru, 2, 2, 0.1, 3)), &["token 66", "rank 2", "expert 8"]);
+    says(&detail(&trace, None, &settings(Policy::Lru, 2, 2, 0.1, 3)), &["token 66", "layer 0", "expert 8"]);
     let keep = KeepMap::parse(br#"{"0": [0, 1, 2, 3]}"#, 1, 8).unwrap();
     says(&detail(&trace, Some(&keep), &settings(Policy::Lru, 2, 2, 0.0, 3)), &["token 66", "expert 8"]);
     rows[66] = vec![(1, 3.0), (1, 2.0), (2, 1.0)];
