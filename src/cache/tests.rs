@@ -151,3 +151,80 @@ proptest! {
         prop_assert!(slots.iter().all(|&s| s < cap));
     }
 }
+
+/// What a run does to a cache.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Tokens of (expert, dropped); whether the last token's use is recorded, or the batch broken off before.
+    Batch(Vec<Vec<(u16, bool)>>, bool),
+    Forget(u16),
+    Capacity(u32),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let experts = prop::sample::subsequence((0u16..20).collect::<Vec<_>>(), 3).prop_shuffle();
+    let token = (experts, prop::array::uniform3(prop::bool::weighted(0.15)));
+    let token = token.prop_map(|(experts, dropped)| experts.into_iter().zip(dropped).collect());
+    prop_oneof![
+        8 => (prop::collection::vec(token, 1..4), prop::bool::weighted(0.9)).prop_map(|(t, whole)| Step::Batch(t, whole)),
+        1 => (0u16..20).prop_map(Step::Forget),
+        1 => (3u32..20).prop_map(Step::Capacity),
+    ]
+}
+
+proptest! {
+    /// Batches of several tokens, drops, batches broken off, failed reads and changed capacities: always the oldest (last use, id) goes.
+    #[test]
+    fn lru_by_its_definition(steps in prop::collection::vec(step(), 1..120)) {
+        let mut c = LayerCache::lru(20, 8);
+        let (mut resident, mut last, mut token, mut capacity) =
+            (std::collections::BTreeSet::new(), [0u64; 20], 0, 8usize);
+        let oldest = |of: &mut dyn Iterator<Item = u16>, last: &[u64; 20]| of.min_by_key(|&e| (last[e as usize], e)).unwrap();
+        for step in steps {
+            match step {
+                Step::Batch(tokens, whole) => {
+                    let all: std::collections::BTreeSet<u16> = tokens.iter().flatten().map(|t| t.0).collect();
+                    let fits = c.begin_batch(tokens.iter().flatten().map(|t| t.0));
+                    prop_assert_eq!(fits, all.len() <= capacity);
+                    if !fits {
+                        continue;
+                    }
+                    for (i, experts) in tokens.iter().enumerate() {
+                        for &(e, _) in experts.iter().filter(|t| !t.1) {
+                            let placed = c.place(e).unwrap();
+                            prop_assert_eq!(matches!(placed, Placed::Hit { .. }), resident.contains(&e));
+                            if !resident.contains(&e) && resident.len() == capacity {
+                                let victim = oldest(&mut resident.iter().copied().filter(|e| !all.contains(e)), &last);
+                                let went = matches!(placed, Placed::Miss { victim: Some(v), .. } if v == victim);
+                                prop_assert!(went, "{:?}, {} wanted", placed, victim);
+                                resident.remove(&victim);
+                            }
+                            resident.insert(e);
+                        }
+                        if whole || i + 1 < tokens.len() {
+                            token += 1;
+                            experts.iter().filter(|t| !t.1).for_each(|t| last[t.0 as usize] = token);
+                            c.end_token();
+                        }
+                    }
+                    c.end_batch();
+                }
+                Step::Forget(e) => {
+                    c.forget(e);
+                    resident.remove(&e);
+                }
+                Step::Capacity(n) => {
+                    c.set_capacity(n, |_| ());
+                    capacity = n as usize;
+                    while resident.len() > capacity {
+                        let victim = oldest(&mut resident.iter().copied(), &last);
+                        resident.remove(&victim);
+                    }
+                }
+            }
+            let mut order: Vec<u16> = resident.iter().copied().collect();
+            order.sort_by_key(|&e| (last[e as usize], e));
+            prop_assert_eq!(c.resident_oldest_first(), order);
+        }
+    }
+}
