@@ -35,7 +35,7 @@ impl LayerResult {
     /// A cache that holds every expert.
     pub(super) fn all_resident(settings: &Settings, n_tokens: usize, substituted: u64) -> Self {
         let tokens = n_tokens.saturating_sub(settings.warmup).max(1) as u64;
-        Self { tokens, picks: tokens * settings.k as u64, substituted, ..Self::default() }
+        Self { tokens, picks: tokens.saturating_mul(settings.k as u64), substituted, ..Self::default() }
     }
 
     pub fn misses_per_token(&self) -> f64 {
