@@ -8,11 +8,17 @@
 mod block;
 mod config;
 mod file_sink;
+#[cfg(feature = "tools")]
+pub mod import;
 pub mod q4rt;
 pub mod recorder;
 pub mod sidecar;
 mod sidecar_json;
+#[cfg(feature = "tools")]
+mod splice;
 pub mod spool;
+#[cfg(feature = "tools")]
+pub mod synth;
 mod writer;
 
 pub use block::{Phase, Placement};

@@ -6,6 +6,7 @@
 mod inspect;
 mod output;
 mod tiny;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -24,12 +25,14 @@ struct Cli {
 enum Command {
     Inspect(inspect::Args),
     Tiny(tiny::Args),
+    Trace(trace::Args),
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Inspect(args) => inspect::run(&args),
         Command::Tiny(args) => tiny::run(&args),
+        Command::Trace(args) => trace::run(&args),
     }
 }
 
