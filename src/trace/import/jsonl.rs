@@ -130,6 +130,8 @@ impl<'a> Cursor<'a> {
         self.wanted(b'{')?;
         let mut more = !self.found(b'}');
         while more {
+            self.blanks();
+            let begin = self.at;
             let key = self.string()?;
             self.wanted(b':')?;
             match key {
@@ -138,7 +140,10 @@ impl<'a> Cursor<'a> {
                     layers = true;
                     self.layers(max, token)?;
                 }
-                b"tok" | b"layers" => return Err(self.error("each key once")),
+                b"tok" | b"layers" => {
+                    self.at = begin;
+                    return Err(self.error("each key once"));
+                }
                 _ => self.skip()?,
             }
             more = self.next_of(b'}')?;

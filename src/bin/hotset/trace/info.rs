@@ -64,7 +64,8 @@ fn text(path: &Path, trace: &Trace, sidecar: Option<&Sidecar>, rows: usize) -> S
     };
     let files: Vec<String> =
         sidecar.model.files.iter().map(|f| format!("{} ({})", f.name, output::bytes(f.length))).collect();
-    facts.push(("model", if files.is_empty() { "not said".to_owned() } else { files.join("\n            ") }));
+    let model = if files.is_empty() { or_not_said(&sidecar.model.architecture) } else { files.join("\n            ") };
+    facts.push(("model", model));
     facts.push(("k", sidecar.shape.k.to_string()));
     facts.push(("scores", or_not_said(&sidecar.score_space)));
     facts.push(("described", described(trace, sidecar)));
