@@ -164,3 +164,124 @@ fn cut_range(range: &TokenRange, start: u64, end: u64) -> Option<TokenRange> {
     }
     Some(cut)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::trace::block::{Phase, Placement};
+    use crate::trace::sidecar::{Resident, Settings, SettingsFrom, Shape};
+
+    /// 20 tokens: a prefill of 8 in two passes, one of 6 whose first two are not here, 8 of decode. Settings change at
+    /// token 12, which is a gap.
+    fn made() -> Sidecar {
+        let range = |first, n_tokens, phase, position, tokens_per_pass, left_out_before| TokenRange {
+            first,
+            n_tokens,
+            phase,
+            position,
+            tokens_per_pass,
+            placement: vec![Placement::Slots],
+            left_out_before,
+        };
+        let settings = |token, lambda| SettingsFrom { token, settings: Settings { lambda, ..Settings::default() } };
+        let resident = |before_token, reason: &str, id| Resident {
+            before_token,
+            reason: reason.to_owned(),
+            layers: vec![vec![id]],
+            ..Resident::default()
+        };
+        Sidecar {
+            shape: Shape { blocks: vec![0], n_experts: vec![9], k: 1, top_m: 1 },
+            settings: vec![settings(0, 0.0), settings(12, 0.5)],
+            ranges: vec![
+                range(0, 8, Phase::Prefill, 0, 4, 0),
+                range(8, 4, Phase::Prefill, 10, 6, 2),
+                range(12, 8, Phase::Decode, 14, 1, 0),
+            ],
+            resident: vec![resident(0, "start", 1), resident(12, "settings changed", 2)],
+            residency: (0..20).map(|token| (token % 3).to_string()).collect(),
+            left_out: [("layer saw fewer tokens".to_owned(), 2)].into(),
+            expert_bytes: vec![7],
+            closed: true,
+            ..Sidecar::default()
+        }
+    }
+
+    fn spans(sidecar: &Sidecar) -> Vec<(u64, u64, i64, u32)> {
+        sidecar.ranges.iter().map(|r| (r.first, r.n_tokens, r.position, r.left_out_before)).collect()
+    }
+
+    #[test]
+    fn a_cut_keeps_what_is_true() {
+        assert_eq!(made().cut(0..20, 20), made());
+        // through the second pass of the first range, and through the third pass
+        let cut = made().cut(5..10, 20);
+        assert_eq!(spans(&cut), [(0, 3, 5, 1), (3, 2, 10, 2)]);
+        assert_eq!((cut.settings.len(), cut.settings[0].token, cut.resident.len()), (1, 0, 0));
+        assert_eq!((cut.residency.concat().as_str(), cut.left_out.len()), ("20120", 0));
+        assert_eq!(cut.more["cut"]["whole"]["left_out"]["layer saw fewer tokens"], 2);
+        // from within the third pass: what it lacks is the two that were left out, and one
+        let cut = made().cut(9..20, 20);
+        assert_eq!(spans(&cut), [(0, 3, 11, 3), (3, 8, 14, 0)]);
+        assert_eq!(cut.settings.iter().map(|s| (s.token, s.settings.lambda)).collect::<Vec<_>>(), [(0, 0.0), (3, 0.5)]);
+        assert_eq!(cut.resident.iter().map(|r| r.before_token).collect::<Vec<_>>(), [3]);
+        // from a gap on everything is known
+        let cut = made().cut(12..20, 20);
+        assert_eq!((cut.settings[0].token, cut.settings[0].settings.lambda), (0, 0.5));
+        assert_eq!((cut.settings.len(), cut.resident[0].before_token, cut.described_tokens()), (1, 0, 8));
+        // a cut of a cut names both
+        let again = cut.cut(2..8, 8);
+        assert_eq!((&again.more["cut"]["start"], &again.more["cut"]["before"]["start"]), (&json!(2), &json!(12)));
+        for part in [made().cut(5..10, 20), again] {
+            assert_eq!(Sidecar::from_json(&part.to_json()).unwrap(), part);
+        }
+        // tokens that nobody described
+        assert_eq!(made().cut(20..30, 40).described_tokens(), 0);
+    }
+
+    #[test]
+    fn parts_joined_are_the_whole_but_for_the_joint() {
+        let parts = |at: u64| {
+            let part = |name: &str, tokens: Range<u64>| {
+                (name.to_owned(), tokens.end - tokens.start, Some(made().cut(tokens, 20)))
+            };
+            [part("a", 0..at), part("b", at..20)]
+        };
+        let all = Sidecar::join(&parts(12)).unwrap().unwrap();
+        assert_eq!((&all.ranges, &all.residency, &all.expert_bytes), (&made().ranges, &made().residency, &vec![7]));
+        assert_eq!((&all.settings, all.closed), (&made().settings, true));
+        assert_eq!(all.resident[1].reason, "joined: settings changed");
+        assert_eq!(
+            (&all.more["joined"][1]["first"], &all.more["joined"][1]["resident_known"]),
+            (&json!(12), &json!(true))
+        );
+        let all = Sidecar::join(&parts(14)).unwrap().unwrap();
+        assert_eq!((all.described_tokens(), all.more["joined"][1]["resident_known"].as_bool()), (20, Some(false)));
+        assert_eq!(Sidecar::from_json(&all.to_json()).unwrap(), all);
+        assert_eq!(Sidecar::join(&[("a".into(), 3, None)]).unwrap(), None);
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_named() {
+        let with = |change: fn(&mut Sidecar)| {
+            let mut other = made();
+            change(&mut other);
+            Sidecar::join(&[("a".into(), 20, Some(made())), ("none".into(), 1, None), ("b".into(), 20, Some(other))])
+        };
+        for (change, says) in [
+            ((|s| s.shape.k = 2) as fn(&mut Sidecar), "a and b: the shape differs"),
+            (|s| s.score_space = "logit".into(), "a and b: what the scores are differs: \"\", \"logit\""),
+            (|s| s.model.architecture = "x".into(), "a and b: the model differs"),
+        ] {
+            assert!(with(change).unwrap_err().detail.contains(says));
+        }
+        // a part without a sidecar is a hole, and other bytes are no bytes
+        let all = with(|s| s.expert_bytes = vec![8]).unwrap().unwrap();
+        assert_eq!((all.described_tokens(), all.residency.len(), all.expert_bytes.len()), (20, 0, 0));
+        assert_eq!((all.closed, all.left_out["layer saw fewer tokens"], all.more.len()), (false, 4, 1));
+        assert_eq!(all.ranges[3].first, 21);
+        assert_eq!(all.more["joined"][0]["more"], Value::Object(Map::new()));
+    }
+}
