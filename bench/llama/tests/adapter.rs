@@ -48,9 +48,11 @@ fn write_model(path: &Path) {
         writer.tensor(TensorSpec::new(name, &ne, 0).unwrap());
     }
     let mut file = std::fs::File::create(path).unwrap();
-    writer
-        .write_to(&mut file, |t, at, chunk| Ok(chunk.copy_from_slice(&bytes_of(t)[at as usize..][..chunk.len()])))
-        .unwrap();
+    let fill = |t: usize, at: u64, chunk: &mut [u8]| {
+        chunk.copy_from_slice(&bytes_of(t)[at as usize..][..chunk.len()]);
+        Ok(())
+    };
+    writer.write_to(&mut file, fill).unwrap();
 }
 
 /// Weights in buffers, a CPU backend and its scheduler.
