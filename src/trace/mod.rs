@@ -2,8 +2,9 @@
 //!
 //! A live run writes one ([`recorder`], which hands blocks to the writer thread of a [`spool`]); every offline tool
 //! reads one ([`q4rt`]). What the format has no room for (model, settings, what was resident, which tokens are missing)
-//! lies beside it in a JSON file ([`sidecar`]). The room knows nothing of models, caches or routers: it moves ids,
-//! scores and descriptions that others made.
+//! lies beside it in a JSON file ([`sidecar`]). With the feature `tools`, foreign traces can be read (`import`), made
+//! ones generated (`synth`), and sidecars cut and joined with their traces (`splice`). The room knows nothing of models,
+//! caches or routers: it moves ids, scores and descriptions that others made.
 
 mod block;
 mod config;

@@ -1,7 +1,7 @@
 //! Foreign traces become Q4RT: [`route_csv`] (route_trace v1) and [`jsonl`] (ids alone).
 //!
-//! Both read their input twice: first for its shape and every fault it has, then to write. So nothing is written of a file that
-//! is at fault, and no more than a pass (or a line) of it is in memory. Faults are named with line and column, counted
+//! Both read their input more than once: first for its shape and every fault it has, then to write. So nothing is written of a
+//! file that is at fault, and no more than a pass (or a line) of it is in memory. Faults are named with line and column, counted
 //! from 1, the column in bytes.
 //!
 //! An imported trace has as many candidates as the run used experts (top_m = k), because that is what such files hold: a replay
