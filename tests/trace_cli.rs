@@ -372,3 +372,68 @@ fn headers_that_lie() {
     }
     fails(&["info", dir.0.path().to_str().unwrap()], 1, "not a regular file");
 }
+
+/// A recording with whole-row ranges, prefills and a gap: cut where nothing is known, and where the gap is.
+#[test]
+fn a_recording_keeps_what_lies_beside_it() {
+    use half::f16;
+    use hotset::trace::sidecar::read_ranges;
+    use hotset::trace::{Placement, Recorder, RecorderConfig, SidecarInit, reason};
+
+    let dir = Dir::new();
+    let (whole, a, b, joined) = (dir.path("w.q4rt"), dir.path("a.q4rt"), dir.path("b.q4rt"), dir.path("j.q4rt"));
+    let config = RecorderConfig {
+        n_layers: 2,
+        n_experts: 9,
+        top_m: 3,
+        record_prefill: true,
+        row_range: true,
+        sidecar: SidecarInit { k: 2, score_space: "logit".into(), ..SidecarInit::default() },
+        ..RecorderConfig::default()
+    };
+    let mut recorder = Recorder::create(&whole, config).unwrap();
+    let mut position = 0;
+    for n in [4, 4, 1, 1, 1, 1] {
+        let phase = if n == 4 { Phase::Prefill } else { Phase::Decode };
+        if position == 10 {
+            recorder.mark_gap(reason::RESET);
+        }
+        recorder.begin_pass(phase, position, n, || vec![vec![position as u16 % 9]; 2]);
+        for layer in 0..2 {
+            recorder.begin_layer(layer, n, false);
+            for row in 0..n {
+                let scores = [3.0, 2.0, 1.0].map(f16::from_f32);
+                recorder.push_row(layer, row, &[0, 1, 2], &scores, (position + row as i64) as f32);
+            }
+        }
+        assert!(recorder.end_pass(&[Placement::Slots]));
+        position += n as i64;
+    }
+    recorder.close().unwrap();
+
+    assert_eq!(ok_json(&["cut", &whole, "..10", &a])["resident_known"], true);
+    assert_eq!(ok_json(&["cut", &whole, "10..", &b])["resident_known"], true);
+    assert_eq!(read_ranges(Path::new(&b), 2).unwrap(), [10.0, 10.0, 11.0, 11.0]);
+    assert_eq!(sidecar(&b).resident[0].layers, vec![vec![1]; 2]);
+    ok(&["cat", &a, &b, "--out", &joined]);
+    for beside in ["", ".range"] {
+        let read = |trace: &str| fs::read(format!("{trace}{beside}")).unwrap();
+        assert_eq!(read(&joined), read(&whole));
+    }
+    let (old, new) = (sidecar(&whole), sidecar(&joined));
+    assert_eq!(new.ranges.iter().map(|r| r.n_tokens).collect::<Vec<_>>(), [8, 2, 2]);
+    assert_eq!((&new.resident[1].layers, new.resident[1].before_token), (&old.resident[1].layers, 10));
+    assert_eq!(new.resident[1].reason, "joined: reset");
+
+    // through a pass: what its first token here found resident is not known
+    assert_eq!(ok_json(&["cut", &whole, "6..9", &b])["resident_known"], false);
+    assert_eq!((sidecar(&b).ranges[0].left_out_before, sidecar(&b).ranges[0].position), (2, 6));
+    ok(&["verify", &b, "--strict"]);
+    // without the ranges nothing is cut that would need them
+    fs::write(format!("{whole}.range"), [0; 40]).unwrap();
+    fails(&["cut", &whole, "6..9", &b], 1, ".range ends too early");
+    fails(&["cat", &whole, &a, "-o", &joined], 1, ".range ends too early");
+    // a new trace in the place of one with ranges leaves none of them behind
+    ok(&["synth", &joined, "--tokens", "3"]);
+    assert!(!Path::new(&format!("{joined}.range")).exists());
+}

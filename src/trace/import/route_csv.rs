@@ -1,15 +1,16 @@
 //! route_trace v1: what llama.cpp runs of another project wrote about their routing, as CSV.
 //!
-//! `#` lines carry `key=value` facts (model, arch, n_layer, n_expert, n_expert_used; layer, expert_bytes, dense_bytes), then comes
-//! the heading and a row for each slot: `turn,phase,step,layer,slot,expert,weight,residency,expert_bytes`. phase 0 is prefill,
-//! 1 decode; residency 0 miss, 1 hit, 2 first use of a prefetched expert; expert_bytes is what was read. A fact `residency=unknown` says that the
-//! column residency is empty words.
+//! `#` lines carry `key=value` facts (model, arch, n_layer, n_expert, n_expert_used; layer, expert_bytes, dense_bytes),
+//! then comes the heading and a row for each slot: `turn,phase,step,layer,slot,expert,weight,residency,expert_bytes`.
+//! phase 0 is prefill, 1 decode; residency 0 miss, 1 hit, 2 first use of a prefetched expert; expert_bytes is what was
+//! read. With the fact `residency=unknown` that column says nothing.
 //!
 //! A weight becomes the score ln(weight), which differs from the logit by a constant a token where the model's gating is a
 //! softmax. A weight of `nan` is not known: the record gets the lowest score throughout, which reranking leaves alone, and
 //! is counted (`more.import.unknown_weights`). Layers without any row are dense ones: the trace has no layer for them, and
-//! the sidecar's `shape.blocks` says which those it has are. Residency goes to the sidecar's `residency`, the bytes of
-//! an expert to `expert_bytes`, by layer; `more.import.turns` tells the first token of each turn.
+//! the sidecar's `shape.blocks` says which those it has are. Residency goes to the sidecar's `residency`, the bytes of an
+//! expert by layer to `expert_bytes` (from the facts, else the most that a row of the layer says); `more.import.turns`
+//! tells the first token of each turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, Seek, Write};
