@@ -23,6 +23,9 @@ fn build() -> Result<(), String> {
     let ggml_internal = need(engine_source(&engine)?.join("ggml/src"), "ggml-backend-impl.h")?;
 
     println!("cargo:rerun-if-changed=build.rs");
+    // For tests/recipe.rs, which builds an engine's program in C.
+    println!("cargo:rustc-env=HOTSET_ENGINE_OUT={}", engine.display());
+    println!("cargo:rustc-env=HOTSET_ENGINE_GGML_SRC={}", ggml_internal.display());
     println!("cargo:rerun-if-changed={}", adapter.display());
     for header in ["hotset.h", "hotset_ggml.h"] {
         println!("cargo:rerun-if-changed={}", include.join(header).display());

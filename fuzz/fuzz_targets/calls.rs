@@ -30,7 +30,8 @@ fn model() -> &'static CString {
     static MODEL: OnceLock<CString> = OnceLock::new();
     MODEL.get_or_init(|| {
         let path = std::env::temp_dir().join(format!("hotset-fuzz-{}.gguf", std::process::id()));
-        let shape = TinyParams { layers: 2, width: 64, ffn: 64, experts: EXPERTS, k: K as u32, ..TinyParams::default() };
+        let shape =
+            TinyParams { layers: 2, width: 64, ffn: 64, experts: EXPERTS, k: K as u32, ..TinyParams::default() };
         tiny::write(&shape, &path, &mut |_| ()).unwrap();
         CString::new(path.to_str().unwrap()).unwrap()
     })
@@ -52,12 +53,14 @@ fuzz_target!(|calls: Vec<Call>| {
     let mut h = std::ptr::null_mut();
     // SAFETY: as hotset.h has it: rows for two tokens are behind every pointer, and batches have at most two of at most K ids.
     unsafe {
-        let params = c::hotset_params { slots: 4, lanes: 1, dense: c::HOTSET_DENSE_LEAVE, ..c::hotset_params_default() };
+        let params =
+            c::hotset_params { slots: 4, lanes: 1, dense: c::HOTSET_DENSE_LEAVE, ..c::hotset_params_default() };
         assert_eq!(c::hotset_open(model().as_ptr(), &params, &mut h), 0);
         for call in calls {
             match call {
                 Call::Select { layer, tokens, k, flags, space, scores, ids } => {
-                    let b = c::hotset_batch { flags: flags.into(), score_space: space.into(), ..batch(layer, tokens, k) };
+                    let b =
+                        c::hotset_batch { flags: flags.into(), score_space: space.into(), ..batch(layer, tokens, k) };
                     let scores: Vec<f32> = scores.iter().chain(&scores).copied().collect();
                     let mut ids = ids.map(i32::from);
                     let status = c::hotset_select(h, &b, scores.as_ptr(), 32, ids.as_mut_ptr(), 4 * b.k as usize);
@@ -80,7 +83,9 @@ fuzz_target!(|calls: Vec<Call>| {
                         assert_eq!(c::hotset_wait(h, b.layer, -1, c::HOTSET_ALL as u32), 0);
                     }
                 }
-                Call::Wait { layer, slot, projection } => drop(c::hotset_wait(h, layer % 3, slot.into(), projection.into())),
+                Call::Wait { layer, slot, projection } => {
+                    drop(c::hotset_wait(h, layer % 3, slot.into(), projection.into()))
+                }
                 Call::Drop { f, renormalise } => drop(c::hotset_set_drop(h, f, renormalise.into())),
                 Call::Moce { lambda, top_j, delta } => drop(c::hotset_set_moce(h, lambda, top_j, delta.into())),
                 Call::Slots(n) => drop(c::hotset_set_slots(h, n.into())),

@@ -27,7 +27,7 @@ pub struct Top {
     /// What reaches the threshold, in the order of ids: keys and ids.
     near_keys: Vec<i32>,
     near_ids: Vec<u16>,
-    ranks: Vec<i32>,
+    taken: Vec<bool>,
     hint: i32,
 }
 
@@ -68,7 +68,9 @@ impl Top {
         }
         let threshold = if m < n { self.threshold(m, low, high) } else { low };
         self.hint = threshold;
-        let near = self.gather(threshold);
+        self.near_keys.resize(n + PAD, NAN);
+        self.near_ids.resize(n + PAD, 0);
+        let near = gather(&self.keys, threshold, &mut self.near_keys, &mut self.near_ids);
         self.rank(near, ids);
         (low, high)
     }
@@ -102,51 +104,82 @@ impl Top {
         low as i32
     }
 
-    /// Keys and ids that reach the threshold, to the front of `near_*`; how many.
-    #[inline(always)]
-    fn gather(&mut self, threshold: i32) -> usize {
-        let n = self.keys.len();
-        self.near_keys.resize(n, 0);
-        self.near_ids.resize(n, 0);
-        let (keys, ids) = (&mut self.near_keys[..n], &mut self.near_ids[..n]);
-        let mut near = 0;
-        // Without a branch: every key is written, and overwritten by the next unless it counts.
-        for (e, &k) in self.keys.iter().enumerate() {
-            keys[near] = k;
-            ids[near] = e as u16;
-            near += usize::from(k >= threshold);
-            // The last place is reached with the last key only; the compiler need not know.
-            if near == n {
-                break;
-            }
-        }
-        near
-    }
-
     /// The first m of what was gathered, by falling key, then by rising id.
     #[inline(always)]
     fn rank(&mut self, near: usize, ids: &mut [u16]) {
-        let keys = &self.near_keys[..near];
-        if near > 160 {
+        if near > 192 {
             // Many equal keys, or many candidates: counting is quadratic.
+            let keys = &self.near_keys[..near];
             let mut order: Vec<u16> = (0..near as u16).collect();
             order.sort_by_key(|&i| (std::cmp::Reverse(keys[i as usize]), i));
             ids.iter_mut().zip(order).for_each(|(id, i)| *id = self.near_ids[i as usize]);
             return;
         }
-        self.ranks.resize(near, 0);
-        for (i, &k) in keys.iter().enumerate() {
-            // Earlier ones win ties.
-            let before: i32 = keys[..i].iter().map(|&other| i32::from(other >= k)).sum();
-            let after: i32 = keys[i + 1..].iter().map(|&other| i32::from(other > k)).sum();
-            self.ranks[i] = before + after;
-        }
-        for (&rank, &id) in self.ranks.iter().zip(&self.near_ids) {
-            if let Some(place) = ids.get_mut(rank as usize) {
+        // Whole vectors only: what pads them is above nothing.
+        let padded = near.next_multiple_of(PAD);
+        self.near_keys[near..padded].fill(NAN);
+        let keys = &self.near_keys[..padded];
+        self.taken.clear();
+        self.taken.resize(near, false);
+        for (&k, &id) in keys[..near].iter().zip(&self.near_ids) {
+            let mut above = [0i32; PAD];
+            for others in keys.chunks_exact(PAD) {
+                for (count, &other) in above.iter_mut().zip(others) {
+                    *count += i32::from(other > k);
+                }
+            }
+            let mut rank = above.iter().sum::<i32>() as usize;
+            // Equal keys count to the same rank: the first of them, whose id is the lowest, is there already.
+            while self.taken[rank] {
+                rank += 1;
+            }
+            self.taken[rank] = true;
+            if let Some(place) = ids.get_mut(rank) {
                 *place = id;
             }
         }
     }
+}
+
+/// Keys go by so many at a time.
+const PAD: usize = 16;
+
+/// Which of up to 8 keys reach the threshold, a bit each.
+#[inline(always)]
+fn reached(chunk: &[i32], threshold: i32) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let Ok(chunk) = <&[i32; 8]>::try_from(chunk) {
+        use std::arch::x86_64::*;
+        // SAFETY: SSE2 is part of x86-64, and the two loads read the array's two halves.
+        return unsafe {
+            let below = |half: *const i32| {
+                let less = _mm_cmplt_epi32(_mm_loadu_si128(half.cast()), _mm_set1_epi32(threshold));
+                _mm_movemask_ps(_mm_castsi128_ps(less)) as u32
+            };
+            !(below(chunk.as_ptr()) | below(chunk.as_ptr().add(4)) << 4) & 0xff
+        };
+    }
+    chunk.iter().enumerate().map(|(i, &k)| u32::from(k >= threshold) << i).sum()
+}
+
+/// Keys and ids that reach the threshold, to the front of `near_keys` and `near_ids` (both longer than `keys` by `PAD`); how many.
+#[inline(always)]
+fn gather(keys: &[i32], threshold: i32, near_keys: &mut [i32], near_ids: &mut [u16]) -> usize {
+    let mut near = 0;
+    let mut first = 0;
+    for chunk in keys.chunks(8) {
+        // A bit a key; then only the set bits cost.
+        let mut bits = reached(chunk, threshold);
+        while bits != 0 {
+            let i = bits.trailing_zeros() as usize;
+            near_keys[near] = chunk[i];
+            near_ids[near] = (first + i) as u16;
+            near += 1;
+            bits &= bits - 1;
+        }
+        first += 8;
+    }
+    near
 }
 
 /// The natural logarithm to within 4e-7 relative (1e-7 absolute near 1), which is far below the step of f16, and in a form that

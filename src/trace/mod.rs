@@ -2,17 +2,24 @@
 //!
 //! A live run writes one ([`recorder`], which hands blocks to the writer thread of a [`spool`]); every offline tool
 //! reads one ([`q4rt`]). What the format has no room for (model, settings, what was resident, which tokens are missing)
-//! lies beside it in a JSON file ([`sidecar`]). The room knows nothing of models, caches or routers: it moves ids,
-//! scores and descriptions that others made.
+//! lies beside it in a JSON file ([`sidecar`]). With the feature `tools`, foreign traces can be read (`import`), made
+//! ones generated (`synth`), and sidecars cut and joined with their traces (`splice`). The room knows nothing of models,
+//! caches or routers: it moves ids, scores and descriptions that others made.
 
 mod block;
 mod config;
 mod file_sink;
+#[cfg(feature = "tools")]
+pub mod import;
 pub mod q4rt;
 pub mod recorder;
 pub mod sidecar;
 mod sidecar_json;
+#[cfg(feature = "tools")]
+mod splice;
 pub mod spool;
+#[cfg(feature = "tools")]
+pub mod synth;
 mod writer;
 
 pub use block::{Phase, Placement};

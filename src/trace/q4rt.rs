@@ -257,6 +257,14 @@ impl Trace {
         Record { ids, scores }
     }
 
+    /// The bytes of whole tokens, as they lie in the file: for a copy. Panics if `tokens` is not within `0..n_tokens()`.
+    pub fn raw(&self, tokens: Range<usize>) -> &[u8] {
+        assert!(tokens.start <= tokens.end && tokens.end <= self.n_tokens, "{tokens:?} of {} tokens", self.n_tokens);
+        // within the bytes counted at opening, so no overflow
+        let at = |token: usize| HEADER_BYTES + token * self.n_layers() * self.header.record_bytes();
+        &self.bytes.as_slice()[at(tokens.start)..at(tokens.end)]
+    }
+
     /// Looks through `tokens` for what no router can have given, and returns the first `limit` problems.
     pub fn verify(&self, tokens: Range<usize>, limit: usize) -> Vec<Problem> {
         let mut problems = Vec::new();

@@ -196,6 +196,13 @@ pub struct Sidecar {
     pub closed: bool,
     /// Why writing stopped early, if it did.
     pub error: Option<String>,
+    /// Bytes of one expert of each layer; empty = not known.
+    pub expert_bytes: Vec<u64>,
+    /// Of each token a string with a digit for each layer and rank, ranks innermost: what the run that was imported found
+    /// resident (0 miss, 1 hit, 2 first use of a prefetched expert). Empty = not known.
+    pub residency: Vec<String>,
+    /// Further facts by their names, which this room only carries: `import`, `synth`, `cut`, `joined`.
+    pub more: Map<String, Value>,
 }
 
 impl Sidecar {
@@ -230,13 +237,16 @@ impl Sidecar {
     pub fn to_json(&self) -> Value {
         let mut value = self.head_json();
         value["resident"] = self.resident.iter().map(resident_json).collect();
+        if !self.residency.is_empty() {
+            value["residency"] = json!(self.residency);
+        }
         value
     }
 
-    /// All but `resident`, which holds thousands of ids an entry.
+    /// All but `resident` and `residency`, which hold thousands of ids an entry.
     fn head_json(&self) -> Value {
         let files: Value = self.model.files.iter().map(|f| json!({ "name": f.name, "length": f.length })).collect();
-        json!({
+        let mut value = json!({
             "hotset_sidecar": VERSION,
             "closed": self.closed,
             "error": self.error,
@@ -253,7 +263,14 @@ impl Sidecar {
             "settings": self.settings.iter().map(settings_json).collect::<Value>(),
             "ranges": self.ranges.iter().map(range_json).collect::<Value>(),
             "left_out": self.left_out,
-        })
+        });
+        if !self.expert_bytes.is_empty() {
+            value["expert_bytes"] = json!(self.expert_bytes);
+        }
+        if !self.more.is_empty() {
+            value["more"] = Value::Object(self.more.clone());
+        }
+        value
     }
 
     /// Writes it as text, an entry of `resident` at a time, so that a long one does not become a tree of values first.
@@ -273,7 +290,11 @@ impl Sidecar {
             serde_json::to_writer(&mut *out, &resident.layers)?;
             out.write_all(b"}")?;
         }
-        out.write_all(b"]}\n")
+        out.write_all(b"]")?;
+        for (i, token) in self.residency.iter().enumerate() {
+            write!(out, "{}{}", if i == 0 { ",\"residency\":[\n" } else { ",\n" }, json!(token))?;
+        }
+        out.write_all(if self.residency.is_empty() { b"}\n" } else { b"]}\n" })
     }
 
     /// Replaces the file in one step: written beside it, then renamed. Returns its length in bytes. `durable`: it is

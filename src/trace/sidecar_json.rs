@@ -45,6 +45,9 @@ impl Sidecar {
                 None | Some(Value::Null) => None,
                 Some(_) => Some(root.text("error")?),
             },
+            expert_bytes: expert_bytes(&root, &shape)?,
+            residency: residency(&root, &shape)?,
+            more: more(&root)?,
             shape,
         };
         in_order("settings", sidecar.settings.iter().map(|s| (s.token, s.token)))?;
@@ -87,10 +90,7 @@ fn settings(o: &Object, shape: &Shape) -> Result<SettingsFrom> {
         io: o.text("io")?,
         prefill_moce: o.flag("prefill_moce")?,
         prefill_drop: o.flag("prefill_drop")?,
-        more: match o.map.get("more") {
-            None => Map::new(),
-            Some(value) => Object::new(value, format!("{}.more", o.at))?.map.clone(),
-        },
+        more: more(o)?,
     };
     settings.check(shape.n_layers()).map_err(|e| err!(Format, "{}: {e}", o.at))?;
     Ok(SettingsFrom { token: o.number("from_token")?, settings })
@@ -151,6 +151,36 @@ fn resident(o: &Object, shape: &Shape) -> Result<Resident> {
 fn left_out(root: &Object) -> Result<std::collections::BTreeMap<String, u64>> {
     let o = root.object("left_out")?;
     o.map.keys().map(|reason| Ok((reason.clone(), o.number(reason)?))).collect()
+}
+
+fn more(o: &Object) -> Result<Map<String, Value>> {
+    if o.map.contains_key("more") { Ok(o.object("more")?.map.clone()) } else { Ok(Map::new()) }
+}
+
+fn expert_bytes(root: &Object, shape: &Shape) -> Result<Vec<u64>> {
+    if !root.map.contains_key("expert_bytes") {
+        return Ok(Vec::new());
+    }
+    let wanted = "a list of whole numbers, one a layer,";
+    let take = |v: &Value| v.as_array()?.iter().map(whole).collect::<Option<Vec<u64>>>();
+    root.typed("expert_bytes", wanted, |v| take(v).filter(|list| list.len() == shape.n_layers()))
+}
+
+fn residency(root: &Object, shape: &Shape) -> Result<Vec<String>> {
+    if !root.map.contains_key("residency") {
+        return Ok(Vec::new());
+    }
+    let digits = (shape.n_layers() as u64).checked_mul(shape.top_m.into());
+    let token = |(i, value): (usize, &Value)| match value.as_str() {
+        Some(text) if Some(text.len() as u64) == digits && text.bytes().all(|b| matches!(b, b'0'..=b'2')) => {
+            Ok(text.to_owned())
+        }
+        _ => {
+            let n = digits.unwrap_or(u64::MAX);
+            Err(err!(Format, "{}.residency[{i}]: {n} digits 0 to 2 wanted, {} found", root.at, short(value)))
+        }
+    };
+    root.list("residency")?.iter().enumerate().map(token).collect()
 }
 
 /// Each one (first, end) begins no earlier than the one before it ends.
@@ -299,12 +329,15 @@ mod tests {
             row_range: true,
             closed: false,
             error: Some("disk".into()),
+            expert_bytes: vec![100, 200],
+            residency: vec!["01201201".into(), "00000000".into()],
+            more: [("cut".to_owned(), json!({ "start": 1 }))].into_iter().collect(),
         }
     }
 
     #[test]
     fn json_and_text_round_trip() {
-        for sidecar in [made(), Sidecar { resident: vec![], error: None, ..made() }] {
+        for sidecar in [made(), Sidecar { resident: vec![], error: None, residency: vec![], ..made() }] {
             assert_eq!(Sidecar::from_json(&sidecar.to_json()).unwrap(), sidecar);
             let mut text = Vec::new();
             sidecar.write_to(&mut text).unwrap();
@@ -345,6 +378,14 @@ mod tests {
             ("/resident/0/layers/0", json!([70000]), "70000 found"),
             ("/resident/0/before_token", json!(5), "sidecar.resident[1]: begins"),
             ("/left_out", json!({"a": "b"}), "left_out.a"),
+            (
+                "/expert_bytes",
+                json!([1]),
+                "expert_bytes: a list of whole numbers, one a layer, wanted, a list of 1 found",
+            ),
+            ("/residency/1", json!("0120120"), "residency[1]: 8 digits 0 to 2 wanted, \"0120120\" found"),
+            ("/residency/0", json!("01234567"), "residency[0]"),
+            ("/more", json!(3), "sidecar.more: an object wanted, 3 found"),
         ];
         for (at, fault, says) in faults {
             let mut value = made().to_json();

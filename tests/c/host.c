@@ -2,7 +2,7 @@
  *
  *     host MODEL.gguf SCRATCH_FOLDER
  *
- * Not provoked from out here: HOTSET_E_MEMORY, HOTSET_E_TIMEOUT, HOTSET_E_INTERNAL.
+ * Not provoked from out here: HOTSET_E_MEMORY (tests/store/faults.rs does), and HOTSET_E_INTERNAL, which would be a bug.
  *
  * Needs a model in one file, whose layers have the same number of experts, at least 3 x k of them, and 2 layers or more with experts. Prints
  * "N checks passed", or the checks that failed, and then returns 1.
@@ -11,11 +11,14 @@
 
 #include "hotset.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static int n_checks, n_failed;
@@ -697,6 +700,36 @@ static void check_changed_file(void) {
     hotset_close(h);
 }
 
+/* A metrics log that nobody takes in: a pipe with a reader that does not read. Decoding goes on, rows are counted as lost, a flush ends at its bound. */
+static void check_timeout(void) {
+    char path[512];
+    path_of(path, sizeof path, "stuck.jsonl");
+    unlink(path);
+    if (!CHECK(mkfifo(path, 0600), 0)) return;
+    const int            reader = open(path, O_RDONLY | O_NONBLOCK);
+    struct hotset *      h      = NULL;
+    struct hotset_params p      = hotset_params_default();
+    struct hotset_stats  s      = { .struct_size = sizeof s };
+    p.slots   = shape.k + 2;
+    p.metrics = path;
+    if (CHECK(hotset_open(model_path, &p, &h), HOTSET_OK)) {
+        for (int t = 0; t < 2000; t++)
+            for (uint32_t l = 0; l < shape.n_layers; l++) {
+                struct hotset_batch b = batch_of(blocks[l], 1);
+                for (uint32_t i = 0; i < shape.k; i++) ids[i] = (int32_t) i;
+                if (hotset_admit(h, &b, ids, shape.k * sizeof(int32_t), NULL, 0, NULL) != HOTSET_OK) CHECK(-1, HOTSET_OK);
+            }
+        CHECK(hotset_trace_flush(h, 50), HOTSET_E_TIMEOUT);
+        CHECK(hotset_stats(h, &s), HOTSET_OK);
+        CHECK(s.passes, 2000);
+        CHECK_TRUE(s.lost_metrics > 0);
+        signal(SIGPIPE, SIG_IGN);
+        close(reader); /* the writer's next write fails, and closing ends */
+        hotset_close(h);
+    }
+    unlink(path);
+}
+
 int main(int argc, char ** argv) {
     if (argc != 3) {
         fprintf(stderr, "usage: host MODEL.gguf SCRATCH_FOLDER\n");
@@ -710,6 +743,7 @@ int main(int argc, char ** argv) {
     check_plan(&plan);
     if (n_failed == 0) check_refusals(&plan);
     if (n_failed == 0) check_session(&plan);
+    if (n_failed == 0) check_timeout();
     if (n_failed == 0) check_changed_file();
     if (n_failed != 0) {
         printf("%d of %d checks failed\n", n_failed, n_checks);

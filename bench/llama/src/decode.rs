@@ -29,6 +29,9 @@ pub struct Decode {
     /// Go on after the model's end of text
     #[arg(long)]
     ignore_eos: bool,
+    /// Leave the first N generated tokens out of tok/s: those that fill the cache
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warmup: usize,
     /// The prompt, too, one token a pass, as in decoding
     #[arg(long)]
     step: bool,
@@ -82,7 +85,8 @@ struct Run<'a> {
     /// Generated tokens that went back into the model: one less than there are, unless the end came first.
     fed: usize,
     prompt_time: Duration,
-    time: Duration,
+    /// Of each of them: decoding it, and choosing the one after it.
+    times: Vec<Duration>,
 }
 
 impl<'a> Run<'a> {
@@ -95,7 +99,7 @@ impl<'a> Run<'a> {
             text: Vec::new(),
             fed: 0,
             prompt_time: Duration::ZERO,
-            time: Duration::ZERO,
+            times: Vec::with_capacity(args.n),
         }
     }
 
@@ -120,7 +124,7 @@ impl<'a> Run<'a> {
             }
             let start = Instant::now();
             engine.decode(&[next], Logits::Last, false)?;
-            self.time += start.elapsed();
+            self.times.push(start.elapsed());
             self.fed += 1;
             next = self.choose(engine)?;
         }
@@ -133,8 +137,19 @@ impl<'a> Run<'a> {
         self.digest.add(logits);
         let start = Instant::now();
         let token = pick(logits, self.args.temp, &mut self.random);
-        self.time += start.elapsed();
+        if let Some(last) = self.times.last_mut() {
+            *last += start.elapsed();
+        }
         Ok(token as Token)
+    }
+
+    /// Tokens per second after the warm-up, and the median time of a token in ms.
+    fn speed(&self) -> (f64, f64) {
+        let mut measured = self.times[self.args.warmup.min(self.times.len())..].to_vec();
+        let total: Duration = measured.iter().sum();
+        measured.sort_unstable();
+        let median = measured.get(measured.len() / 2).map_or(0.0, |t| t.as_secs_f64() * 1e3);
+        (per_second(measured.len(), total), median)
     }
 
     fn take(&mut self, engine: &Engine, token: Token) -> Result<()> {
@@ -151,7 +166,7 @@ impl<'a> Run<'a> {
     fn print(&self, engine: &Engine, n_prompt: usize, outcome: Option<&Outcome>) {
         eprintln!(
             "\nspeed:   {:.1} tok/s decode ({} tokens), {:.1} tok/s prompt ({} tokens{}), loaded in {}",
-            per_second(self.fed, self.time),
+            self.speed().0,
             self.fed,
             per_second(n_prompt, self.prompt_time),
             n_prompt,
@@ -174,7 +189,9 @@ impl<'a> Run<'a> {
         put("tokens", json!(self.generated));
         put("n_prompt", json!(n_prompt));
         put("n_decode", json!(self.fed));
-        put("tok_s", json!(per_second(self.fed, self.time)));
+        let (tok_s, median_ms) = self.speed();
+        put("tok_s", json!(tok_s));
+        put("token_ms_p50", json!(median_ms));
         put("prompt_tok_s", json!(per_second(n_prompt, self.prompt_time)));
         put("logits_fnv", json!(self.digest.hex()));
         put("finite", json!(self.digest.finite));

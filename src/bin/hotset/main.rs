@@ -8,6 +8,7 @@ mod output;
 mod replay;
 mod sweep;
 mod tiny;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,7 @@ enum Command {
     Replay(replay::Args),
     Sweep(sweep::Args),
     Tiny(tiny::Args),
+    Trace(trace::Args),
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
@@ -36,6 +38,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Replay(args) => replay::run(&args),
         Command::Sweep(args) => sweep::run(&args),
         Command::Tiny(args) => tiny::run(&args),
+        Command::Trace(args) => trace::run(&args),
     }
 }
 
