@@ -113,11 +113,17 @@ impl Eviction for Lru {
             while let Some(&entry) = self.log.get(self.head).filter(|e| **e >> 16 == self.front_token) {
                 let e = (entry & 0xffff) as u16;
                 if self.experts[e as usize].last_used == self.front_token {
+                    // Mostly there are one to three.
+                    let mut at = self.front.len();
                     self.front.push(e);
+                    while at > 0 && self.front[at - 1] < e {
+                        self.front[at] = self.front[at - 1];
+                        at -= 1;
+                    }
+                    self.front[at] = e;
                 }
                 self.head += 1;
             }
-            self.front.sort_unstable_by(|a, b| b.cmp(a));
         }
     }
 

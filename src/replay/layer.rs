@@ -104,40 +104,64 @@ struct Layer<'a> {
 
 impl Layer<'_> {
     fn token(&mut self, token: usize, row: Row<'_>) -> Result<()> {
-        let n_run = self.choose(token, row);
-        let mut experts = self.experts.as_slice();
+        let own = row.first(self.settings.k);
+        let bonus = if self.settings.moce.lambda > 0.0 { self.bonus(token, row) } else { None };
+        let n_run = match bonus {
+            Some(bonus) => self.rerank(row, bonus),
+            None => own.len(),
+        };
+        let experts = if bonus.is_some() { self.experts.as_slice() } else { own };
+        let forced = self.settings.k.saturating_sub(n_run) as u64;
+        self.result.forced += forced;
+        self.result.misses += forced;
+        self.result.substituted += u64::from(row.substituted);
+        let candidates = self.ranked.then_some((row.ids, row.scores, self.settings.k));
+        if self.refuses || experts.len() > n_run {
+            let experts = experts.to_vec();
+            return self.step_by_step(token, &experts, n_run, candidates);
+        }
+        match self.cache.token(experts, candidates) {
+            Some(misses) => self.result.misses += u64::from(misses),
+            None => return Err(err!(Format, "token {token}: an expert twice among {experts:?}")),
+        }
+        Ok(())
+    }
+
+    /// The same for what `token` does not do: experts that are refused, and those behind the first `n_run`, which are read in the background.
+    #[cold]
+    fn step_by_step(
+        &mut self,
+        token: usize,
+        mut experts: &[u16],
+        n_run: usize,
+        candidates: Option<(&[u16], &[f32], usize)>,
+    ) -> Result<()> {
         if !self.cache.begin_batch(experts.iter().copied()) {
             // What runs fits, since the capacity is at least k.
-            experts = &self.experts[..n_run];
+            experts = &experts[..n_run];
             self.cache.begin_batch(experts.iter().copied());
         }
         if self.cache.n_pinned() != experts.len() {
             self.cache.end_batch();
             return Err(err!(Format, "token {token}: an expert twice among {experts:?}"));
         }
-        let forced = self.settings.k.saturating_sub(n_run) as u64;
         let r = &mut self.result;
-        let (mut misses, mut background) = (forced, 0);
         for (i, &e) in experts.iter().enumerate() {
             if self.refuses && !self.cache.is_resident(e) && self.cache.refuses(e) {
                 self.cache.pass_over(e);
                 r.refused += 1;
-                misses += 1;
+                r.misses += 1;
                 continue;
             }
             match self.cache.place(e) {
                 Ok(Placed::Hit { .. }) => {}
-                Ok(Placed::Miss { .. }) if i < n_run => misses += 1,
-                Ok(Placed::Miss { .. }) => background += 1,
+                Ok(Placed::Miss { .. }) if i < n_run => r.misses += 1,
+                Ok(Placed::Miss { .. }) => r.background += 1,
                 Err(_) => return Err(err!(Internal, "token {token}: no slot for expert {e}")),
             }
         }
-        r.misses += misses;
-        r.forced += forced;
-        r.background += background;
-        r.substituted += u64::from(row.substituted);
-        if self.ranked {
-            self.cache.ranked(row.ids, row.scores, self.settings.k);
+        if let Some((ids, scores, k)) = candidates {
+            self.cache.ranked(ids, scores, k);
         }
         self.cache.end_token();
         self.cache.end_batch();
@@ -146,18 +170,12 @@ impl Layer<'_> {
 
     /// What runs into `experts`, behind it what it displaced and is to be read; the number of the former.
     #[inline]
-    fn choose(&mut self, token: usize, row: Row<'_>) -> usize {
+    fn rerank(&mut self, row: Row<'_>, bonus: f64) -> usize {
         let Settings { k, moce, admit_displaced, .. } = *self.settings;
-        let own = row.first(k);
-        self.experts.clear();
-        let bonus = if moce.lambda > 0.0 { self.bonus(token, row) } else { None };
-        let Some(bonus) = bonus else {
-            self.experts.extend_from_slice(own);
-            return own.len();
-        };
         let (cache, ranks) = (&self.cache, &mut self.ranks);
         let swapped = moce.rerank(row.ids, row.scores, bonus, |e| cache.is_resident(e), &mut self.raised, ranks);
         self.result.swapped += u64::from(swapped);
+        self.experts.clear();
         self.experts.extend(ranks.iter().map(|&rank| row.ids[usize::from(rank)]));
         if admit_displaced && swapped > 0 {
             let displaced = (0..k).filter(|&rank| !ranks.contains(&(rank as u16)));
