@@ -78,6 +78,12 @@ impl Column {
         Ok(())
     }
 
+    /// Memory that a gathered layer takes.
+    pub fn bytes(trace: &Trace, k: usize, all: bool) -> usize {
+        let row = if all { 6 * trace.top_m() } else { 2 * k.min(trace.top_m()) };
+        trace.n_tokens() * (row + size_of::<Extent>())
+    }
+
     fn make_room(&mut self, trace: &Trace, k: usize, all: bool) {
         let (n_tokens, m) = (trace.n_tokens(), trace.top_m());
         self.width = if all { m } else { k.min(m) };

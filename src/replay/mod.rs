@@ -113,8 +113,8 @@ impl Settings {
     }
 }
 
-/// Layers that are gathered together.
-const BLOCK: usize = 8;
+/// Memory of the layers that are gathered together.
+const BLOCK_BYTES: usize = 64 << 20;
 
 /// A trace with what is laid over it. Any number of threads may replay its layers.
 pub struct Replay<'a> {
@@ -195,7 +195,11 @@ impl<'a> Replay<'a> {
 
     /// All layers, a few at a time on one thread: by layer, then by setting.
     pub fn all(&self, settings: &[Settings]) -> Result<Vec<Vec<LayerResult>>> {
-        let mut columns: Vec<Column> = (0..BLOCK.min(self.n_layers())).map(|_| Column::default()).collect();
+        let all = settings.iter().any(Settings::needs_candidates);
+        let k = settings.first().map_or(0, |s| s.k);
+        let n_columns = BLOCK_BYTES / Column::bytes(self.trace, k, all).max(1);
+        let n_columns = n_columns.clamp(1, self.n_layers());
+        let mut columns: Vec<Column> = std::iter::repeat_with(Column::default).take(n_columns).collect();
         let mut layers = Vec::new();
         while layers.len() < self.n_layers() {
             let n = columns.len().min(self.n_layers() - layers.len());
