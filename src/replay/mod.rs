@@ -114,7 +114,7 @@ impl Settings {
 }
 
 /// Memory of the layers that are gathered together.
-const BLOCK_BYTES: usize = 64 << 20;
+const BLOCK_BYTES: usize = 16 << 20;
 
 /// A trace with what is laid over it. Any number of threads may replay its layers.
 pub struct Replay<'a> {
