@@ -164,6 +164,11 @@ impl<'a> Replay<'a> {
 
     /// All layers, on one thread: by layer, then by setting.
     pub fn all(&self, settings: &[Settings]) -> Result<Vec<Vec<LayerResult>>> {
+        if settings.iter().any(|s| s.policy.needs_future()) {
+            // A layer's next uses are large: one layer after the other they stay near the processor.
+            let mut column = Column::default();
+            return (0..self.n_layers()).map(|layer| self.layer(layer, settings, &mut column)).collect();
+        }
         let mut columns = Vec::new();
         columns.resize_with(self.n_layers(), Column::default);
         self.block(0, settings, &mut columns)
