@@ -189,7 +189,9 @@ fn pieces_change_nothing() {
     };
     let all: Vec<Settings> = Policy::ALL.iter().map(|&policy| with(policy)).collect();
     let replay = Replay::new(&trace, None, None);
-    let together = replay.all(&all).unwrap();
+    let mut columns: Vec<Column> = (0..layers.len()).map(|_| Column::default()).collect();
+    let together = replay.block(0, &all, &mut columns).unwrap();
+    assert_eq!(together, replay.all(&all).unwrap());
     let mut column = Column::default();
     for (layer, found) in together.iter().enumerate() {
         assert_eq!(*found, replay.layer(layer, &all, &mut column).unwrap(), "layer {layer}");
