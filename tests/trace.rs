@@ -1,5 +1,8 @@
 //! The trace room from outside: files as other tools see them, recordings that end well, badly and not at all.
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -372,7 +375,7 @@ fn child_that_dies() {
 fn a_killed_process_leaves_whole_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.q4rt");
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = program::command(std::env::current_exe().unwrap())
         .args(["--exact", "child_that_dies"])
         .env("HOTSET_TEST_DIES", &path)
         .stdout(std::process::Stdio::null())

@@ -1,16 +1,19 @@
 //! `hotset trace` from outside: every subcommand, on sound traces and on files that lie.
 #![cfg(feature = "cli")]
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use hotset::trace::{Phase, Sidecar, Trace};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn hotset(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hotset")).arg("trace").args(args).output().unwrap()
+    program::hotset().arg("trace").args(args).output().unwrap()
 }
 
 /// What it prints, of a run that succeeds.

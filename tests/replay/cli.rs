@@ -10,9 +10,10 @@ use hotset::trace::Phase;
 use serde_json::Value;
 
 use crate::golden::{data, shared};
+use crate::program;
 
 pub fn hotset(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hotset")).args(args).output().unwrap()
+    program::hotset().args(args).output().unwrap()
 }
 
 fn json(output: &Output) -> Value {
@@ -82,7 +83,7 @@ fn sweeps_resume_and_merge() {
     let (trace, keep) = (data("small.q4rt"), data("small.keep_map.json"));
     let (trace, keep) = (trace.to_str().unwrap(), keep.to_str().unwrap());
     let sweep = |out: &str, more: &[&str], threads: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hotset"));
+        let mut command = program::hotset();
         command.args(["sweep", trace, "--k-used", "8", "--cache-caps", "12,24", "--near-pick-n", "16"]);
         command.args(["--keep-map", keep, "--brief-keep-map", keep, "-o", out]).args(more);
         command.env("RAYON_NUM_THREADS", threads).output().unwrap()

@@ -4,6 +4,8 @@
 mod cli;
 mod golden;
 mod model;
+#[path = "../common/program.rs"]
+mod program;
 mod rules;
 mod wrong;
 
