@@ -87,6 +87,14 @@ impl Picks {
     }
 }
 
+/// Decode without a gap, in work.
+struct Stretch<'a> {
+    turn: u32,
+    /// What its prompt says.
+    hottest: Option<Vec<bool>>,
+    last: &'a [u16],
+}
+
 /// What each predictor gets right in a layer, in the order of [`Predictor::ALL`].
 pub fn predict(routing: &Routing, layer: usize) -> [Predicted; 4] {
     let (n, k) = (routing.n_experts, routing.k);
@@ -96,8 +104,7 @@ pub fn predict(routing: &Routing, layer: usize) -> [Predicted; 4] {
     let run = run.hottest(k);
     let [mut random, mut previous, mut hottest, mut prompted] = [Predicted::default(); 4];
     let (mut prompt, mut prompt_turn) = (Picks::new(n), None);
-    // of the stretch in work: its turn, what its prompt says, and its last token
-    let mut stretch: Option<(u32, Option<Vec<bool>>, &[u16])> = None;
+    let mut stretch: Option<Stretch> = None;
     for (pass, row) in routing.rows(layer) {
         if !decode(pass.phase) {
             if stretch.take().is_some() || prompt_turn != Some(pass.turn) {
@@ -107,8 +114,8 @@ pub fn predict(routing: &Routing, layer: usize) -> [Predicted; 4] {
             prompt.add(row);
             continue;
         }
-        let guess = match stretch.take().filter(|(turn, ..)| *turn == pass.turn) {
-            Some((_, guess, last)) => {
+        let guess = match stretch.take().filter(|s| s.turn == pass.turn) {
+            Some(Stretch { hottest: guess, last, .. }) => {
                 previous.right += row.iter().filter(|id| last.contains(id)).count() as f64;
                 previous.guesses += k as u64;
                 hottest.add(&run, row);
@@ -121,7 +128,7 @@ pub fn predict(routing: &Routing, layer: usize) -> [Predicted; 4] {
         if let Some(guess) = &guess {
             prompted.add(guess, row);
         }
-        stretch = Some((pass.turn, guess, row));
+        stretch = Some(Stretch { turn: pass.turn, hottest: guess, last: row });
     }
     [random, previous, hottest, prompted]
 }

@@ -2,7 +2,7 @@
 //! live each layer has its own slots, because layers are visited in a fixed order, and a shared cache in LRU order that holds less than one
 //! token's experts has always just dropped what comes next.
 //!
-//! The rules are those of the runs in the real traces, and give their residency to the last lookup: layer by layer a pass is one batch;
+//! The rules are those of the runs in the real traces, and in LRU order they give the residency of those runs to the last lookup: layer by layer a pass is one batch;
 //! it looks up each expert that it uses once, as of its last use (tokens in order, places in order); what it misses comes in; then, while the experts held are more than
 //! the budget, the policy's victim goes, never one that the batch used. A batch that is larger than the budget by itself stays until the next, and is counted.
 
@@ -92,6 +92,8 @@ pub struct GlobalResult {
     pub decode: Lookups,
     /// Batches that were larger than the budget by themselves.
     pub over_budget: u64,
+    /// Lookups that came out otherwise than in the run itself; None where that is not known.
+    pub differs: Option<u64>,
 }
 
 impl GlobalResult {
@@ -119,8 +121,8 @@ pub struct Batches {
     experts: Vec<u16>,
     /// The batch in which it is used next; `u64::MAX` = none.
     next: Vec<u64>,
-    /// What the run itself found, where it is known.
-    recorded: Option<GlobalResult>,
+    /// What the run itself hit, where it is known.
+    recorded: Option<Vec<bool>>,
 }
 
 struct Batch {
@@ -141,7 +143,7 @@ impl Batches {
         let total = bytes.iter().try_fold(0u64, |sum, &b| sum.checked_add(b.checked_mul(routing.n_experts as u64)?));
         total.ok_or_else(|| err!(Format, "{n_layers} layers of {} experts: too many bytes", routing.n_experts))?;
         let known = routing.layers.iter().all(|l| l.residency.len() == l.ids.len() && !l.ids.is_empty());
-        let mut recorded = GlobalResult::default();
+        let mut recorded = Vec::new();
         let (mut batches, mut experts) = (Vec::new(), Vec::new());
         // of each expert the place of its last use in the batch, and whether any place of it was a read
         let (mut last, mut missed) = (vec![usize::MAX; routing.n_experts], vec![false; routing.n_experts]);
@@ -156,8 +158,7 @@ impl Batches {
                 let begin = experts.len();
                 experts.extend(places.clone().filter(|&p| last[usize::from(rows.ids[p])] == p).map(|p| rows.ids[p]));
                 for &e in &experts[begin..] {
-                    let missed = std::mem::take(&mut missed[usize::from(e)]);
-                    recorded.of(pass.phase).add(!missed, bytes[layer]);
+                    recorded.push(!std::mem::take(&mut missed[usize::from(e)]));
                 }
                 batches.push(Batch { phase: pass.phase, layer, end: experts.len() });
             }
@@ -187,7 +188,15 @@ impl Batches {
 
     /// What the run itself found resident, an expert of a batch counted once; None where it is not known.
     pub fn recorded(&self) -> Option<GlobalResult> {
-        self.recorded
+        let hits = self.recorded.as_ref()?;
+        let mut result = GlobalResult { differs: Some(0), ..GlobalResult::default() };
+        let mut begin = 0;
+        for batch in &self.batches {
+            let of_batch = &hits[begin..batch.end];
+            of_batch.iter().for_each(|&hit| result.of(batch.phase).add(hit, self.bytes[batch.layer]));
+            begin = batch.end;
+        }
+        Some(result)
     }
 
     /// Bytes of all experts.
@@ -213,7 +222,7 @@ impl Batches {
         let mut resident = vec![false; n_keys];
         let mut ranks = vec![(0, 0); n_keys];
         let (mut uses, mut clock, mut begin) = (vec![0u64; n_keys], 0, 0);
-        let mut result = GlobalResult::default();
+        let mut result = GlobalResult { differs: self.recorded.as_ref().map(|_| 0), ..GlobalResult::default() };
         for batch in &self.batches {
             let at = if scope == Scope::Shared { 0 } else { batch.layer };
             let (pool, bytes) = (&mut pools[at], self.bytes[batch.layer]);
@@ -221,6 +230,9 @@ impl Batches {
             for i in begin..batch.end {
                 let key = key(i);
                 result.of(batch.phase).add(resident[key], bytes);
+                if let (Some(differs), Some(hits)) = (&mut result.differs, &self.recorded) {
+                    *differs += u64::from(hits[i] != resident[key]);
+                }
                 if resident[key] {
                     pool.remove(key, ranks[key]);
                 } else {

@@ -44,6 +44,19 @@ pub struct LayerRows {
     pub ends: Vec<usize>,
 }
 
+/// Experts of all layers that a routing may have: tools hold a few numbers for each.
+const MAX_EXPERTS: usize = 1 << 22;
+
+/// `Format` where they are more. Real models have some ten thousand.
+pub(super) fn check_size(n_layers: usize, n_experts: usize) -> Result<()> {
+    match n_layers.saturating_mul(n_experts) {
+        n if n > MAX_EXPERTS => {
+            Err(err!(Format, "{n_layers} layers of {n_experts} experts: at most {MAX_EXPERTS} in all wanted"))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl LayerRows {
     /// The places of a pass.
     pub fn places(&self, pass: usize) -> std::ops::Range<usize> {
@@ -67,6 +80,7 @@ impl Routing {
     /// is a decode step, and scores are taken for logits.
     pub fn of_trace(trace: &Trace, sidecar: Option<&Sidecar>, k: Option<usize>) -> Result<Self> {
         let (n_layers, n_experts, m) = (trace.n_layers(), trace.n_experts(), trace.top_m());
+        check_size(n_layers, n_experts)?;
         sidecar.map_or(Ok(()), |s| s.check_header(trace.header()))?;
         let said = sidecar.map(|s| s.shape.k as usize).filter(|&k| k > 0);
         let k = k.or(said).ok_or_else(|| err!(Argument, "no sidecar says how many experts a token uses: give k"))?;

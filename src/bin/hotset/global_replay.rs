@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
         return output::print_json(&json!({
             "expert_bytes_total": batches.total_bytes(),
             "expert_bytes_of_a_token": step,
-            "recorded": batches.recorded().as_ref().map(result_json),
+            "recorded": batches.recorded().as_ref().map(phases_json),
             "rows": rows,
         }));
     }
@@ -109,11 +109,17 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn result_json(result: &GlobalResult) -> Value {
+    let mut value = phases_json(result);
+    value["over_budget"] = json!(result.over_budget);
+    value["differs_from_the_run"] = json!(result.differs);
+    value
+}
+
+fn phases_json(result: &GlobalResult) -> Value {
     let of = |l: hotset::replay::global::Lookups| json!({ "lookups": l.lookups, "hits": l.hits, "hit_rate": round(l.hit_rate(), 4), "bytes_read": l.read });
     json!({
         "decode": of(result.decode),
         "prefill": of(result.prefill),
         "all": of(result.all()),
-        "over_budget": result.over_budget,
     })
 }

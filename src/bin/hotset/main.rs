@@ -27,6 +27,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Analyze(analyze::Args),
     #[command(name = "global-replay")]
     GlobalReplay(global_replay::Args),
     Inspect(inspect::Args),
@@ -38,6 +39,7 @@ enum Command {
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::Analyze(args) => analyze::run(&args),
         Command::GlobalReplay(args) => global_replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -24,7 +24,7 @@ use super::{ImportOptions, Output};
 use crate::error::{Result, err};
 use crate::trace::block::Phase;
 use crate::trace::config::reason;
-use crate::trace::routing::{LayerRows, RoutedPass, Routing};
+use crate::trace::routing::{LayerRows, RoutedPass, Routing, check_size};
 use crate::trace::sidecar::Sidecar;
 
 /// Digits of residency that a sidecar may hold.
@@ -105,6 +105,7 @@ pub fn route_csv_routing(input: &mut (impl BufRead + Seek), n_experts: Option<u1
     let options = ImportOptions { n_experts, ..ImportOptions::default() };
     options.check()?;
     let scan = Scan::of(input, options)?;
+    check_size(scan.layers.len(), scan.n_experts.into())?;
     let wanted = Tokens { layers: &scan.layers, k: scan.k };
     let mut routing = Routing {
         n_experts: scan.n_experts.into(),
