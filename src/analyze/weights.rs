@@ -36,7 +36,7 @@ impl WeightEntropy {
     }
 }
 
-/// The share of the whole row's range that z0 - z[k-1] is: with it a lambda of `token_topk` is so many times smaller in `token_full`.
+/// The share of the whole row's range that `z0 - z[k-1]` is: with it a lambda of `token_topk` is so many times smaller in `token_full`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeltaShare {
     /// Mean over rows.
