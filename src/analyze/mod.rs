@@ -1,7 +1,7 @@
 //! What the routing of a run looks like, and what that means for a cache: how unequal experts are, how soon they come back, what the last tokens
 //! say of the next one, and what a cache of any size would hit.
 //!
-//! Everything here looks at a [`Routing`] layer by layer; a file is one question. Nothing decides: what a policy would do is `replay`'s,
+//! Everything here looks at a [`Routing`](crate::trace::Routing) layer by layer; a file is one question. Nothing decides: what a policy would do is `replay`'s,
 //! and the one number that both have (hits in LRU order, [`reuse`]) is the same in both.
 
 pub mod popularity;
