@@ -13,7 +13,8 @@ use hotset::replay::global::{Batches, GlobalPolicy, Scope};
 use hotset::replay::{Ranges, Replay, Settings};
 use hotset::trace::q4rt::{encode_record, write_header};
 use hotset::trace::routing::{LayerRows, RoutedPass};
-use hotset::trace::{Header, Phase, Routing, Sidecar, Trace, import};
+use hotset::trace::sidecar::Shape;
+use hotset::trace::{Header, Phase, Placement, Routing, Sidecar, TokenRange, Trace, import};
 use proptest::prelude::*;
 
 use made::{HEADING, csv, decode, percent, real, routings};
@@ -170,6 +171,39 @@ fn an_imported_trace_has_the_routing_of_its_csv() {
         a.weights.clone_from(&b.weights);
     }
     assert_eq!(imported, direct);
+}
+
+/// Passes as the sidecar has them: some left out, rows that are not a whole number of passes, a gap, tokens that no range tells of.
+#[test]
+fn passes_of_a_sidecar() {
+    let made = trace(3, &vec![(vec![0, 1], vec![1.0, 0.0]); 12]);
+    let range = |first, n_tokens, phase, position, tokens_per_pass, left_out_before| TokenRange {
+        first,
+        n_tokens,
+        phase,
+        position,
+        tokens_per_pass,
+        placement: vec![Placement::Slots],
+        left_out_before,
+    };
+    let sidecar = Sidecar {
+        shape: Shape { blocks: vec![7], n_experts: vec![3], k: 2, top_m: 2 },
+        score_space: "none".into(),
+        ranges: vec![
+            range(0, 1, Phase::Prefill, 3, 4, 3),
+            range(1, 5, Phase::Prefill, 4, 3, 0),
+            range(6, 2, Phase::Decode, 9, 1, 0),
+            range(8, 1, Phase::Decode, 0, 1, 0),
+        ],
+        ..Sidecar::default()
+    };
+    let routing = Routing::of_trace(&made, Some(&sidecar), None).unwrap();
+    let passes: Vec<_> = routing.passes.iter().map(|p| (p.phase == Phase::Decode, p.turn)).collect();
+    assert_eq!(routing.layers[0].ends, [2, 8, 12, 14, 16, 18, 20, 22, 24]);
+    let prefill = [(false, 0); 3];
+    let decode = [(true, 0), (true, 0), (true, 1), (true, 1), (true, 1), (true, 1)];
+    assert_eq!(passes, [&prefill[..], &decode].concat());
+    assert_eq!((routing.blocks, routing.unknown_weights), (vec![7], 24));
 }
 
 /// Hits by capacity from one pass, against the cache's own replay at each.
