@@ -10,10 +10,13 @@
 //! - [`model`]: what is on disk: GGUF, types, where each expert lies.
 //! - [`trace`]: Q4RT files, the live recorder, the sidecar.
 //! - `replay` (feature `tools`): what other settings would have done to a trace.
+//! - `analyze` (feature `tools`): what the routing of a run looks like.
 //!
 //! `model`, `cache`, `route` and `trace` know nothing of each other; `store` reads `model`'s expert table.
 
 pub mod abi;
+#[cfg(feature = "tools")]
+pub mod analyze;
 pub mod cache;
 pub mod error;
 pub mod hook;

@@ -1,4 +1,4 @@
-//! Any text as a route_trace v1 CSV: an error, or a sound trace with a sidecar that fits it.
+//! Any text as a route_trace v1 CSV: an error, or a sound trace with a sidecar that fits it, and its routing with as many passes in every layer.
 #![no_main]
 
 use std::io::Cursor;
@@ -13,6 +13,10 @@ fuzz_target!(|input: (bool, &str)| {
     let heading = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes";
     let text = if rows.starts_with('#') { rows.replacen('~', heading, 1) } else { format!("{heading}\n{rows}") };
     let options = ImportOptions { prefill, ..ImportOptions::default() };
+    if let Ok(routing) = import::route_csv_routing(&mut Cursor::new(text.as_bytes()), None) {
+        assert!(routing.layers.iter().all(|rows| rows.ends.len() == routing.passes.len()));
+        (0..routing.layers.len()).for_each(|layer| drop(hotset::analyze::Reuse::of(&routing, layer)));
+    }
     let mut out = Cursor::new(Vec::new());
     let Ok(sidecar) = import::route_csv(&mut Cursor::new(text.as_bytes()), &mut out, options) else { return };
     let trace = Trace::from_bytes(out.into_inner()).expect("what was imported is a trace");

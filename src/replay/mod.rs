@@ -11,6 +11,7 @@
 
 pub mod column;
 pub mod estimate;
+pub mod global;
 pub mod keep_map;
 pub mod layer;
 pub mod ranges;
@@ -19,6 +20,7 @@ pub mod sweep;
 
 pub use column::Column;
 pub use estimate::Estimate;
+pub use global::{GlobalPolicy, GlobalResult, Scope};
 pub use keep_map::KeepMap;
 pub use layer::{LayerReplay, LayerResult};
 pub use ranges::Ranges;

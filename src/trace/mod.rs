@@ -3,7 +3,7 @@
 //! A live run writes one ([`recorder`], which hands blocks to the writer thread of a [`spool`]); every offline tool
 //! reads one ([`q4rt`]). What the format has no room for (model, settings, what was resident, which tokens are missing)
 //! lies beside it in a JSON file ([`sidecar`]). With the feature `tools`, foreign traces can be read (`import`), made
-//! ones generated (`synth`), and sidecars cut and joined with their traces (`splice`). The room knows nothing of models,
+//! ones generated (`synth`), the routing of either laid out by layer (`routing`), and sidecars cut and joined with their traces (`splice`). The room knows nothing of models,
 //! caches or routers: it moves ids, scores and descriptions that others made.
 
 mod block;
@@ -13,6 +13,8 @@ mod file_sink;
 pub mod import;
 pub mod q4rt;
 pub mod recorder;
+#[cfg(feature = "tools")]
+pub mod routing;
 pub mod sidecar;
 mod sidecar_json;
 #[cfg(feature = "tools")]
@@ -27,5 +29,7 @@ pub use config::{RecorderConfig, SidecarInit, Snapshot, reason};
 pub use file_sink::FileSink;
 pub use q4rt::{Header, Health, Problem, ProblemKind, Record, Trace};
 pub use recorder::Recorder;
+#[cfg(feature = "tools")]
+pub use routing::Routing;
 pub use sidecar::{Settings, Sidecar, TokenRange};
 pub use spool::{Block, Sink, Spool};

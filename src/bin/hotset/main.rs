@@ -3,6 +3,8 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be.
 
+mod analyze;
+mod global_replay;
 mod inspect;
 mod output;
 mod replay;
@@ -25,6 +27,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Analyze(analyze::Args),
+    #[command(name = "global-replay")]
+    GlobalReplay(global_replay::Args),
     Inspect(inspect::Args),
     Replay(replay::Args),
     Sweep(sweep::Args),
@@ -34,6 +39,8 @@ enum Command {
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::Analyze(args) => analyze::run(&args),
+        Command::GlobalReplay(args) => global_replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Sweep(args) => sweep::run(&args),

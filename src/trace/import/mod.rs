@@ -19,7 +19,7 @@ use std::io::{Seek, SeekFrom, Write};
 
 pub use jsonl::jsonl;
 pub use lines::MAX_LINE;
-pub use route_csv::route_csv;
+pub use route_csv::{route_csv, route_csv_routing};
 
 use half::f16;
 

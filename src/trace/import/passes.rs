@@ -72,9 +72,9 @@ impl Pass {
         Ok(())
     }
 
-    /// Checks the rows gathered, gives out their tokens cell by cell (steps outermost), and starts anew. `None` if there
+    /// Checks the rows gathered, and sorts them by layer, step and slot: then each layer has cells of k rows. `None` if there
     /// are no rows.
-    pub fn finish(&mut self, wanted: &Tokens, mut give: impl FnMut(&Cell) -> Result<()>) -> Result<Option<PassFacts>> {
+    fn check(&mut self, wanted: &Tokens) -> Result<Option<PassFacts>> {
         let Some(&Row { line, turn, phase, .. }) = self.rows.first() else { return Ok(None) };
         let last_line = self.rows.last().map_or(line, |row| row.line);
         let rows = &mut self.rows;
@@ -108,6 +108,25 @@ impl Pass {
                 "line {last_line}: turn {turn}, step {high}: layer {layer} missing, {n} of {of} there"
             ));
         }
+        self.before = Some((turn, high));
+        let (n_tokens, left_out) = (u64::from(high - first) + 1, first - low);
+        Ok(Some(PassFacts { turn, phase, first, n_tokens, left_out }))
+    }
+
+    /// Checks the rows gathered, gives them out layer by layer (those too that not all layers have: steps, then slots), and
+    /// starts anew. `None` if there are no rows.
+    pub fn finish_ragged(&mut self, wanted: &Tokens, mut give: impl FnMut(&[Row])) -> Result<Option<PassFacts>> {
+        let facts = self.check(wanted)?;
+        self.rows.chunk_by(|a, b| a.layer == b.layer).for_each(&mut give);
+        self.rows.clear();
+        Ok(facts)
+    }
+
+    /// Checks the rows gathered, gives out their tokens cell by cell (steps outermost), and starts anew. `None` if there
+    /// are no rows.
+    pub fn finish(&mut self, wanted: &Tokens, mut give: impl FnMut(&Cell) -> Result<()>) -> Result<Option<PassFacts>> {
+        let Some(facts) = self.check(wanted)? else { return Ok(None) };
+        let (rows, first) = (&mut self.rows, facts.first);
         rows.retain(|row| row.step >= first);
         rows.sort_by_key(|row| (row.step, row.layer, row.slot));
         let k = wanted.k;
@@ -125,9 +144,7 @@ impl Pass {
             give(&Cell { ids: &ids, scores: &scores, residency: &residency })?;
         }
         rows.clear();
-        self.before = Some((turn, high));
-        let (n_tokens, left_out) = (u64::from(high - first) + 1, first - low);
-        Ok(Some(PassFacts { turn, phase, first, n_tokens, left_out }))
+        Ok(Some(facts))
     }
 }
 

@@ -24,6 +24,7 @@ use super::{ImportOptions, Output};
 use crate::error::{Result, err};
 use crate::trace::block::Phase;
 use crate::trace::config::reason;
+use crate::trace::routing::{LayerRows, RoutedPass, Routing, check_size};
 use crate::trace::sidecar::Sidecar;
 
 /// Digits of residency that a sidecar may hold.
@@ -76,31 +77,61 @@ pub fn route_csv(
     }
     let sidecar = output.finish(&scan.layers, "log_weight")?;
     let facts = &scan.facts;
-    let of_layers = |take: fn(&LayerBytes) -> Option<u64>| {
-        scan.layers.iter().map(|layer| facts.layers.get(layer).and_then(take)).collect::<Option<Vec<u64>>>()
-    };
     let turns: Vec<_> = turns.iter().map(|(turn, first)| json!({ "turn": turn, "first": first })).collect();
     let import = json!({
         "format": "route_trace v1",
         "model": facts.model,
         "n_layer": facts.n_layers,
-        "dense_bytes": of_layers(|layer| layer.dense),
+        "dense_bytes": scan.of_layers(|layer| layer.dense),
         "unknown_weights": scan.unknown_weights,
         "turns": turns,
     });
-    let read: Vec<u64> = scan.layers.iter().map(|layer| scan.read.get(layer).copied().unwrap_or(0)).collect();
-    let read = Some(read).filter(|bytes| !bytes.contains(&0));
     Ok(Sidecar {
         model: crate::trace::sidecar::Model {
             architecture: facts.architecture.clone().unwrap_or_default(),
             ..Default::default()
         },
         left_out,
-        expert_bytes: of_layers(|layer| layer.expert).or(read).unwrap_or_default(),
+        expert_bytes: scan.expert_bytes(),
         residency: residency.tokens,
         more: [("import".to_owned(), import)].into_iter().collect(),
         ..sidecar
     })
+}
+
+/// Reads a route_trace v1 file as the routing that it tells of: every row, those of a prefill too that not all layers have.
+/// `n_experts` of each layer; `None` = as the file says, or the highest id and one.
+pub fn route_csv_routing(input: &mut (impl BufRead + Seek), n_experts: Option<u16>) -> Result<Routing> {
+    let options = ImportOptions { n_experts, ..ImportOptions::default() };
+    options.check()?;
+    let scan = Scan::of(input, options)?;
+    check_size(scan.layers.len(), scan.n_experts.into())?;
+    let wanted = Tokens { layers: &scan.layers, k: scan.k };
+    let mut routing = Routing {
+        n_experts: scan.n_experts.into(),
+        k: scan.k,
+        blocks: scan.layers.iter().map(|&layer| layer.into()).collect(),
+        expert_bytes: scan.expert_bytes(),
+        unknown_weights: scan.unknown_weights,
+        passes: Vec::new(),
+        layers: vec![LayerRows::default(); scan.layers.len()],
+    };
+    for_each_pass(input, &scan.facts, |pass| {
+        let mut layers = routing.layers.iter_mut();
+        // as many layers as are wanted, in their order: the pass is checked
+        let facts = pass.finish_ragged(&wanted, |rows| {
+            let Some(layer) = layers.next() else { return };
+            layer.ids.extend(rows.iter().map(|row| row.expert));
+            layer.weights.extend(rows.iter().map(|row| row.weight));
+            if !scan.facts.no_residency {
+                layer.residency.extend(rows.iter().map(|row| row.residency));
+            }
+            layer.ends.push(layer.ids.len());
+        })?;
+        routing.passes.extend(facts.iter().map(|f| RoutedPass { phase: f.phase, turn: f.turn }));
+        Ok(facts)
+    })?;
+    Ok(routing)
 }
 
 /// What must be known of a whole file before its tokens can be written.
@@ -143,6 +174,18 @@ impl Scan {
         let k = facts.k.map_or(slots, |k| k as usize);
         let n_experts = facts.n_experts.map_or(experts, |n| n as u16);
         Ok(Self { facts, layers, n_experts, k, unknown_weights, read })
+    }
+
+    /// A fact of each layer, where all of them have it.
+    fn of_layers(&self, take: fn(&LayerBytes) -> Option<u64>) -> Option<Vec<u64>> {
+        self.layers.iter().map(|layer| self.facts.layers.get(layer).and_then(take)).collect()
+    }
+
+    /// Bytes of an expert by layer, from the facts, else the most that was read; empty = not known.
+    fn expert_bytes(&self) -> Vec<u64> {
+        let read =
+            || self.layers.iter().map(|layer| self.read.get(layer).copied().filter(|&bytes| bytes > 0)).collect();
+        self.of_layers(|layer| layer.expert).or_else(read).unwrap_or_default()
     }
 }
 
