@@ -1,14 +1,17 @@
 //! `hotset analyze` and `hotset global-replay` from outside.
 #![cfg(feature = "cli")]
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::{Value, json};
 
 fn hotset(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hotset")).args(args).output().unwrap()
+    program::hotset().args(args).output().unwrap()
 }
 
 /// What it prints, of a run that succeeds.
