@@ -12,6 +12,7 @@ mod jsonl;
 mod lines;
 mod passes;
 mod route_csv;
+mod routed;
 mod row;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use std::io::{Seek, SeekFrom, Write};
 pub use jsonl::jsonl;
 pub use lines::MAX_LINE;
 pub use route_csv::route_csv;
+pub use routed::{RoutedCell, RoutedShape, routed_csv};
 
 use half::f16;
 

@@ -88,15 +88,13 @@ pub fn route_csv(
         "unknown_weights": scan.unknown_weights,
         "turns": turns,
     });
-    let read: Vec<u64> = scan.layers.iter().map(|layer| scan.read.get(layer).copied().unwrap_or(0)).collect();
-    let read = Some(read).filter(|bytes| !bytes.contains(&0));
     Ok(Sidecar {
         model: crate::trace::sidecar::Model {
             architecture: facts.architecture.clone().unwrap_or_default(),
             ..Default::default()
         },
         left_out,
-        expert_bytes: of_layers(|layer| layer.expert).or(read).unwrap_or_default(),
+        expert_bytes: scan.expert_bytes(),
         residency: residency.tokens,
         more: [("import".to_owned(), import)].into_iter().collect(),
         ..sidecar
@@ -104,18 +102,18 @@ pub fn route_csv(
 }
 
 /// What must be known of a whole file before its tokens can be written.
-struct Scan {
-    facts: Facts,
-    layers: BTreeSet<u16>,
-    n_experts: u16,
-    k: usize,
+pub(super) struct Scan {
+    pub facts: Facts,
+    pub layers: BTreeSet<u16>,
+    pub n_experts: u16,
+    pub k: usize,
     unknown_weights: u64,
     /// By layer the most bytes that a row says were read.
     read: BTreeMap<u16, u64>,
 }
 
 impl Scan {
-    fn of(input: &mut (impl BufRead + Seek), options: ImportOptions) -> Result<Self> {
+    pub fn of(input: &mut (impl BufRead + Seek), options: ImportOptions) -> Result<Self> {
         let mut facts = Facts::default();
         let mut lines = Lines::new(input)?;
         // facts first: they bound the rows
@@ -144,6 +142,14 @@ impl Scan {
         let n_experts = facts.n_experts.map_or(experts, |n| n as u16);
         Ok(Self { facts, layers, n_experts, k, unknown_weights, read })
     }
+
+    /// Bytes of one expert by layer: as the facts say, else the most that a row says was read; none where neither says it.
+    pub fn expert_bytes(&self) -> Vec<u64> {
+        let facts = self.layers.iter().map(|layer| self.facts.layers.get(layer).and_then(|bytes| bytes.expert));
+        let read =
+            || self.layers.iter().map(|layer| self.read.get(layer).copied().filter(|&bytes| bytes > 0)).collect();
+        facts.collect::<Option<Vec<u64>>>().or_else(read).unwrap_or_default()
+    }
 }
 
 /// The rows of a file, in order.
@@ -166,7 +172,7 @@ fn each_row(input: &mut (impl BufRead + Seek), facts: &Facts, mut take: impl FnM
     Ok(())
 }
 
-fn for_each_pass(
+pub(super) fn for_each_pass(
     input: &mut (impl BufRead + Seek),
     facts: &Facts,
     mut take: impl FnMut(&mut Pass) -> Result<Option<PassFacts>>,

@@ -23,6 +23,8 @@ pub struct Row {
     pub layer: u16,
     pub slot: u16,
     pub expert: u16,
+    /// As the file has it; NaN = not known.
+    pub weight: f32,
     /// The logarithm of the weight; NaN = not known.
     pub score: f16,
     pub residency: u8,
@@ -33,15 +35,24 @@ pub struct Row {
 impl Row {
     pub fn parse(number: u64, line: &[u8], facts: &Facts) -> Result<Self> {
         let mut fields = Fields { line, number, at: 0, count: 0 };
+        let turn = fields.whole("turn", u32::MAX.into())? as u32;
+        let phase = if fields.whole("phase", 1)? == 0 { Phase::Prefill } else { Phase::Decode };
+        let step = fields.whole("step", u64::from(u32::MAX) - 1)? as u32;
+        let layer = fields.whole("layer", facts.n_layers.unwrap_or(u16::MAX.into()) - 1)? as u16;
+        let slot = fields.whole("slot", facts.k.unwrap_or(MAX_EXPERTS) - 1)? as u16;
+        let expert = fields.whole("expert", facts.n_experts.unwrap_or(MAX_EXPERTS) - 1)? as u16;
+        let weight = fields.weight()?;
         let row = Self {
             line: number,
-            turn: fields.whole("turn", u32::MAX.into())? as u32,
-            phase: if fields.whole("phase", 1)? == 0 { Phase::Prefill } else { Phase::Decode },
-            step: fields.whole("step", u64::from(u32::MAX) - 1)? as u32,
-            layer: fields.whole("layer", facts.n_layers.unwrap_or(u16::MAX.into()) - 1)? as u16,
-            slot: fields.whole("slot", facts.k.unwrap_or(MAX_EXPERTS) - 1)? as u16,
-            expert: fields.whole("expert", facts.n_experts.unwrap_or(MAX_EXPERTS) - 1)? as u16,
-            score: fields.weight()?,
+            turn,
+            phase,
+            step,
+            layer,
+            slot,
+            expert,
+            weight: weight.clamp(0.0, f32::MAX.into()) as f32,
+            // A weight of 0 becomes the lowest score.
+            score: saturating_f16(weight.ln() as f32),
             residency: fields.whole("residency", 2)? as u8,
             expert_bytes: fields.whole("expert_bytes", u64::MAX)?,
         };
@@ -86,19 +97,18 @@ impl<'a> Fields<'a> {
         })
     }
 
-    fn weight(&mut self) -> Result<f16> {
+    fn weight(&mut self) -> Result<f64> {
         let (column, field) = self.wanted("weight")?;
         let value = std::str::from_utf8(field).ok().and_then(|text| text.parse::<f64>().ok());
-        // NaN passes: not known. A weight of 0 becomes the lowest score.
-        match value.filter(|w| !(*w < 0.0 || w.is_infinite())) {
-            Some(w) => Ok(saturating_f16(w.ln() as f32)),
-            None => Err(err!(
+        // NaN passes: not known.
+        value.filter(|w| !(*w < 0.0 || w.is_infinite())).ok_or_else(|| {
+            err!(
                 Format,
                 "line {}, column {column}: weight: a finite number, not below 0, or nan wanted, {} found",
                 self.number,
                 short(field)
-            )),
-        }
+            )
+        })
     }
 }
 

@@ -1,0 +1,302 @@
+//! Dropping, replayed: the reference's static table on the real traces, the closed loop against a live run, and what must hold of both.
+#![cfg(feature = "tools")]
+
+use std::fs::File;
+use std::io::{BufReader, Cursor};
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use hotset::hook::{Adjacent, Batch, Config, Hook};
+use hotset::model::tiny::{self, TinyParams};
+use hotset::replay::{DropSettings, Replay, Routed, Rule, Settings, Static, Weights, drop_loop, drop_static};
+use hotset::route::{Drop, Moce, ScoreSpace, gate};
+use hotset::store::Dense;
+use hotset::trace::{Header, Phase, Sidecar, Trace, q4rt};
+use hotset::{ErrorKind, Result};
+use proptest::prelude::*;
+
+/// The folder with real traces, or `None`, which is said.
+fn shared(what: &str) -> Option<PathBuf> {
+    let given = std::env::var_os("HOTSET_SHARED").map(PathBuf::from);
+    let path = given.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"));
+    if path.join("traces").is_dir() {
+        return Some(path);
+    }
+    println!("skipped: {what}: no real traces (HOTSET_SHARED)");
+    None
+}
+
+fn real(folder: &Path, name: &str) -> Routed {
+    let path = folder.join("traces").join(format!("{name}.route.csv"));
+    Routed::from_csv(&mut BufReader::new(File::open(path).unwrap())).unwrap()
+}
+
+fn decode(routed: &Routed, rule: Rule) -> Static {
+    drop_static(routed, rule, Phase::Decode, Weights::Recorded).unwrap()
+}
+
+/// Every cell of the reference's table, as it is printed there: reads avoided in %, mass dropped in %.
+#[test]
+fn the_references_table() {
+    let Some(folder) = shared("static drop replay") else { return };
+    let cold = [
+        ("qwen", "0.1 5.8 36.8 66.1", "0.00 0.49 4.44 9.46"),
+        ("gemma", "1.9 13.3 41.2 67.4", "0.06 0.87 4.09 8.18"),
+        ("gptoss", "0.1 1.7 11.6 54.4", "0.01 0.36 4.00 25.19"),
+    ];
+    let top: [(&str, &[usize], &str, &str); 3] = [
+        ("qwen", &[5, 4, 3, 2, 1], "23.2 42.8 58.8 73.5 87.2", "10.60 22.70 36.78 53.38 73.47"),
+        ("gemma", &[5, 4, 3, 2, 1], "20.3 39.4 56.1 70.3 84.2", "9.80 20.84 33.56 48.86 68.85"),
+        ("gptoss", &[1], "54.4", "42.32"),
+    ];
+    let joined = |cells: Vec<String>| cells.join(" ");
+    for ((name, reads, mass), (_, keep, top_reads, top_mass)) in cold.into_iter().zip(top) {
+        let routed = real(&folder, name);
+        for (rules, reads, mass) in [
+            ([0.25, 0.5, 0.75, 1.0].map(|threshold| Rule::Cold { threshold }).to_vec(), reads, mass),
+            (keep.iter().map(|&j| Rule::KeepTop(j)).collect(), top_reads, top_mass),
+        ] {
+            let seen: Vec<Static> = rules.iter().map(|&rule| decode(&routed, rule)).collect();
+            assert_eq!(joined(seen.iter().map(|s| format!("{:.1}", 100.0 * s.avoided())).collect()), reads, "{name}");
+            assert_eq!(joined(seen.iter().map(|s| format!("{:.2}", 100.0 * s.lost())).collect()), mass, "{name}");
+            for s in &seen {
+                assert_eq!(s.surviving.iter().sum::<u64>(), s.rows);
+                assert_eq!(s.surviving[0], 0, "the heaviest is pinned");
+                let survivors: u64 = s.surviving.iter().zip(0..).map(|(rows, n)| rows * n).sum();
+                assert_eq!((survivors + s.dropped, s.unknown), (s.picks, 0));
+            }
+        }
+    }
+}
+
+/// A prefill reads an expert once a pass: what one of its tokens still uses is read.
+#[test]
+fn a_prefill_of_the_real_traces() {
+    let Some(folder) = shared("static drop replay of prefills") else { return };
+    for name in ["qwen", "gemma", "gptoss"] {
+        let routed = real(&folder, name);
+        let of = |rule| drop_static(&routed, rule, Phase::Prefill, Weights::Recorded).unwrap();
+        let (none, some, all) =
+            (of(Rule::Cold { threshold: 0.0 }), of(Rule::Cold { threshold: 1.0 }), of(Rule::KeepTop(1)));
+        assert_eq!((none.avoided_bytes, none.dropped), (0, 0), "{name}");
+        assert!(none.miss_bytes > 0 && some.avoided_bytes > 0, "{name}");
+        // By bytes, tokens share reads: less is avoided than the share of dropped misses.
+        assert!(some.avoided() < some.dropped as f64 / some.misses as f64, "{name}");
+        assert!(some.avoided_bytes <= all.avoided_bytes && all.avoided_bytes < all.miss_bytes, "{name}");
+    }
+}
+
+const HEADING: &str = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
+
+fn csv(rows: &str) -> Result<Routed> {
+    Routed::from_csv(&mut Cursor::new(format!("# n_layer=1 n_expert=9 n_expert_used=3\n{HEADING}{rows}")))
+}
+
+#[test]
+fn weights_that_are_not_known_are_counted() {
+    let rows = "0,1,0,0,0,1,0.6,0,100\n0,1,0,0,1,2,0.3,0,100\n0,1,0,0,2,3,0.1,0,100\n\
+                0,1,1,0,0,4,nan,0,100\n0,1,1,0,1,5,0.3,0,100\n0,1,1,0,2,6,0.1,0,100\n";
+    let routed = csv(rows).unwrap();
+    for (rule, avoided) in [(Rule::Cold { threshold: 1.0 }, 200), (Rule::KeepTop(2), 100)] {
+        let s = decode(&routed, rule);
+        assert_eq!((s.rows, s.unknown, s.miss_bytes, s.avoided_bytes), (2, 1, 600, avoided), "{rule:?}");
+        assert_eq!(s.surviving[3], 1, "the unknown row runs whole");
+        assert!((s.mass - 1.0).abs() < 1e-6, "and has no mass");
+    }
+    for weights in [Weights::Recorded, Weights::OfScores] {
+        let settings = DropSettings { capacity: 3, k: 3, threshold: 9.0, weights, ..DropSettings::default() };
+        let (all, _) = drop_loop(&routed, &settings, &[]).unwrap();
+        assert_eq!((all.rows, all.unknown, all.dropped, all.misses), (2, 1, 0, 6), "{weights:?}");
+    }
+}
+
+#[test]
+fn a_prefetched_expert_is_no_miss() {
+    let routed = csv("0,1,0,0,0,1,0.6,1,0\n0,1,0,0,1,2,0.3,2,100\n0,1,0,0,2,3,0.1,0,70\n").unwrap();
+    let s = decode(&routed, Rule::Cold { threshold: 1.0 });
+    assert_eq!((s.misses, s.prefetched, s.miss_bytes, s.avoided_bytes, s.dropped), (1, 1, 70, 70, 1));
+    // A prefill of two tokens: expert 3 is light for both, expert 2 for one only.
+    let rows = "0,0,0,0,0,1,0.8,0,10\n0,0,0,0,1,2,0.1,0,20\n0,0,0,0,2,3,0.1,0,40\n\
+                0,0,1,0,0,2,0.8,0,0\n0,0,1,0,1,4,0.1,1,0\n0,0,1,0,2,3,0.1,0,0\n";
+    let s = drop_static(&csv(rows).unwrap(), Rule::Cold { threshold: 1.0 }, Phase::Prefill, Weights::Recorded).unwrap();
+    assert_eq!((s.miss_bytes, s.avoided_bytes, s.dropped), (70, 40, 3));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let routed = csv("0,1,0,0,0,1,0.6,1,0\n0,1,0,0,1,2,0.3,2,100\n0,1,0,0,2,3,0.1,0,70\n").unwrap();
+    for rule in [Rule::KeepTop(0), Rule::KeepTop(4), Rule::Cold { threshold: f64::NAN }, Rule::Cold { threshold: -1.0 }]
+    {
+        let error = drop_static(&routed, rule, Phase::Decode, Weights::Recorded).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Argument, "{rule:?}");
+    }
+    let good = DropSettings { capacity: 3, k: 3, ..DropSettings::default() };
+    drop_loop(&routed, &good, &[0.5]).unwrap();
+    let bad = [
+        DropSettings { capacity: 2, ..good.clone() },
+        DropSettings { k: 4, capacity: 9, ..good.clone() },
+        DropSettings { k: 0, ..good.clone() },
+        DropSettings { threshold: f64::INFINITY, ..good.clone() },
+        DropSettings { moce: Moce { lambda: -0.1, ..Moce::default() }, ..good.clone() },
+        DropSettings { policy: hotset::cache::Policy::BeladyMin, ..good },
+    ];
+    for settings in bad {
+        assert_eq!(drop_loop(&routed, &settings, &[]).unwrap_err().kind, ErrorKind::Argument, "{settings:?}");
+    }
+    let error = csv("0,1,0,0,0,1,-0.6,1,0\n").unwrap_err();
+    assert!(error.detail.contains("line 3, column 13: weight"), "{error}");
+}
+
+const LAYERS: usize = 2;
+const EXPERTS: usize = 24;
+const K: usize = 4;
+
+/// Scores with drift, all of them numbers of f16: what a trace holds is what the router said.
+fn scores(token: usize, layer: usize) -> Vec<f32> {
+    let noise = |x: u64| {
+        let mut z = x.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        ((z ^ (z >> 27)) >> 40) as f32 / (1u64 << 24) as f32
+    };
+    let score = |e: usize| {
+        let slow = noise((e + 100 * layer + 7000 * (token / 12)) as u64);
+        3.0 * slow + 2.0 * noise((e + 1000 * layer + 99_991 * token) as u64)
+    };
+    (0..EXPERTS).map(|e| f16::from_f32(score(e)).to_f32()).collect()
+}
+
+/// Tokens `first..first + n` in one layer, with weights that are a softmax over the chosen: misses, hits, dropped, swapped, mass dropped.
+fn live(hook: &mut Hook, layer: usize, first: usize, n: usize) -> ([u64; 4], f64) {
+    let mut z: Vec<f32> = (first..first + n).flat_map(|t| scores(t, layer)).collect();
+    let top = |z: &[f32]| {
+        let mut ids: Vec<i32> = (0..EXPERTS as i32).collect();
+        ids.sort_by(|&a, &b| z[b as usize].total_cmp(&z[a as usize]));
+        ids.truncate(K);
+        ids
+    };
+    let mut ids: Vec<i32> = z.chunks(EXPERTS).flat_map(top).collect();
+    let batch = Batch {
+        block: layer as u32,
+        n_tokens: n,
+        n_experts: EXPERTS as u32,
+        k: K as u32,
+        phase: if n > 1 { Phase::Prefill } else { Phase::Decode },
+        space: ScoreSpace::Logits,
+        routed: true,
+        normalised: true,
+        tail: false,
+        position: -1,
+    };
+    let rows = Adjacent { data: &mut z, width: EXPERTS };
+    hook.select(&batch, &rows, &mut Adjacent { data: &mut ids, width: K }).unwrap();
+    let mut weights = vec![0.0; n * K];
+    for ((ids, z), w) in ids.chunks(K).zip(z.chunks(EXPERTS)).zip(weights.chunks_mut(K)) {
+        gate(z, ids, ScoreSpace::Logits, w);
+    }
+    let mut w = Adjacent { data: &mut weights, width: K };
+    let seen = hook.admit(&batch, &mut Adjacent { data: &mut ids, width: K }, Some(&mut w)).unwrap();
+    hook.store().wait_layer(layer).unwrap();
+    ([seen.misses, seen.hits, seen.dropped, seen.swapped].map(u64::from), seen.mass_dropped)
+}
+
+/// A run with dropping on, replayed from its trace with the same settings, drops and misses what it did, layer by layer.
+#[test]
+fn the_closed_loop_is_the_live_run() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let model = dir.path().join("m.gguf");
+    let params = TinyParams { layers: LAYERS as u32, experts: EXPERTS as u32, k: K as u32, ..TinyParams::default() };
+    tiny::write(&params, &model, &mut |_| ()).unwrap();
+    for (i, (lambda, threshold, prefill)) in
+        [(0.0, 0.75, 0), (0.0, 1.0, 2), (0.2, 0.75, 0), (0.2, 1.0, 40), (0.2, 1.0, 2), (0.0, 0.0, 0)]
+            .into_iter()
+            .enumerate()
+    {
+        let path = dir.path().join(format!("{i}.q4rt"));
+        let moce = Moce { lambda, top_j: 2, ..Moce::default() };
+        let drop = Drop { threshold, ..Drop::default() };
+        let mut config = Config { slots: 9, dense: Dense::Leave, lanes: 2, top_m: 12, moce, drop, ..Config::default() };
+        (config.trace, config.queue_tokens, config.prefill.record) = (Some(path.clone()), 8192, true);
+        let mut hook = Hook::open(&model, config).unwrap();
+        let (mut per_layer, mut mass) = ([[0; 4]; LAYERS], 0.0);
+        if prefill > 0 {
+            (0..LAYERS).for_each(|layer| {
+                live(&mut hook, layer, 0, prefill);
+            });
+        }
+        for token in prefill..prefill + 200 {
+            for (layer, sums) in per_layer.iter_mut().enumerate() {
+                let (seen, lost) = live(&mut hook, layer, token, 1);
+                sums.iter_mut().zip(seen).for_each(|(sum, n)| *sum += n);
+                mass += lost;
+            }
+        }
+        hook.close().unwrap();
+        let (trace, sidecar) = (Trace::open(&path).unwrap(), Sidecar::read_beside(&path).unwrap().unwrap());
+        let routed = Routed::from_trace(&trace, Some(&sidecar), None).unwrap();
+        let settings = DropSettings { capacity: 9, k: K, moce, threshold, ..DropSettings::default() };
+        let (all, _) = drop_loop(&routed, &settings, &[]).unwrap();
+        let at = format!("lambda {lambda} F {threshold} prefill {prefill}");
+        assert_eq!(all.misses_per_layer, per_layer.map(|l| l[0]), "{at}");
+        assert_eq!(all.dropped_per_layer, per_layer.map(|l| l[2]), "{at}");
+        let sum = |i: usize| per_layer.iter().map(|l| l[i]).sum::<u64>();
+        assert_eq!((all.rows, all.hits, all.swapped), (400, sum(1), sum(3)), "{at}");
+        assert!((all.mass_dropped - mass).abs() < 1e-9, "{at}: {} {mass}", all.mass_dropped);
+        assert_eq!((threshold > 0.0, lambda > 0.0), (sum(2) > 20, sum(3) > 20), "{at}");
+    }
+}
+
+/// A trace of one layer, candidates by falling score.
+fn trace(rows: &[Vec<(u16, f32)>], n_experts: u16, m: usize) -> Trace {
+    let header = Header { n_layers: 1, n_experts, top_m: m as u16, n_tokens: rows.len() as u32 };
+    let mut bytes = Vec::new();
+    q4rt::write_header(&mut bytes, &header).unwrap();
+    for row in rows {
+        let (ids, z): (Vec<u16>, Vec<f16>) = row.iter().take(m).map(|&(id, z)| (id, f16::from_f32(z))).unzip();
+        let at = bytes.len();
+        bytes.resize(at + header.record_bytes(), 0);
+        q4rt::encode_record(&ids, &z, &mut bytes[at..]).unwrap();
+    }
+    Trace::from_bytes(bytes).unwrap()
+}
+
+fn rows(n_experts: usize) -> impl Strategy<Value = Vec<Vec<(u16, f32)>>> {
+    let row = prop::collection::vec(-4f32..4.0, n_experts).prop_map(|z| {
+        let mut row: Vec<(u16, f32)> = (0..).zip(z).collect();
+        row.sort_by(|a, b| b.1.total_cmp(&a.1));
+        row
+    });
+    prop::collection::vec(row, 1..60)
+}
+
+proptest! {
+    /// F = 0 is the plain replay, whatever lambda; and what a threshold would have dropped of it is a share of its reads.
+    #[test]
+    fn without_dropping_it_is_the_plain_replay(rows in rows(16), capacity in 3usize..15, lambda in prop::sample::select(vec![0.0, 0.1, 0.4]), f in 0f64..3.0) {
+        let trace = trace(&rows, 16, 8);
+        let mut routed = Routed::from_trace(&trace, None, Some(3)).unwrap();
+        routed.assume_expert_bytes(10);
+        let moce = Moce { lambda, top_j: 1, ..Moce::default() };
+        let settings = DropSettings { capacity, k: 3, moce, ..DropSettings::default() };
+        let (all, unchanged) = drop_loop(&routed, &settings, &[0.0, f]).unwrap();
+        let plain = Settings { capacity, k: 3, moce, warmup: 0, ..Settings::default() };
+        let wanted = Replay::new(&trace, None, None).all(&[plain]).unwrap()[0][0];
+        prop_assert_eq!((all.misses, all.swapped, all.dropped), (wanted.misses, wanted.swapped, 0));
+        prop_assert_eq!(all.hits + all.misses, wanted.picks);
+        prop_assert_eq!(unchanged[0].avoided_bytes, 0);
+        prop_assert_eq!(unchanged[1].miss_bytes, all.bytes);
+        prop_assert!((0.0..=1.0).contains(&unchanged[1].avoided()));
+    }
+
+    /// Under LRU no threshold reads more than none does, and every pick is a hit, a miss or dropped.
+    #[test]
+    fn reads_avoided_are_not_negative(rows in rows(12), capacity in 3usize..11, f in 0f64..3.0) {
+        let mut routed = Routed::from_trace(&trace(&rows, 12, 6), None, Some(3)).unwrap();
+        routed.assume_expert_bytes(10);
+        let settings = DropSettings { capacity, k: 3, ..DropSettings::default() };
+        let (without, _) = drop_loop(&routed, &settings, &[]).unwrap();
+        let (with, _) = drop_loop(&routed, &DropSettings { threshold: f, ..settings }, &[]).unwrap();
+        prop_assert_eq!(with.hits + with.misses + with.dropped, 3 * rows.len() as u64);
+        prop_assert!(with.avoided(&without) >= 0.0, "{:?} {:?}", with, without);
+        prop_assert!((0.0..1.0).contains(&with.mass_lost()));
+    }
+}
