@@ -130,12 +130,16 @@ fn what_cannot_be_is_refused() {
         let error = drop_static(&routed, rule, Phase::Decode, Weights::Recorded).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Argument, "{rule:?}");
     }
+    let none = drop_static(&routed, Rule::KeepTop(1), Phase::Prefill, Weights::Recorded).unwrap_err();
+    assert!(none.kind == ErrorKind::Argument && none.detail.contains("prefill"), "{none}");
     let good = DropSettings { capacity: 3, k: 3, ..DropSettings::default() };
     drop_loop(&routed, &good, &[0.5]).unwrap();
     let bad = [
         DropSettings { capacity: 2, ..good.clone() },
         DropSettings { k: 4, capacity: 9, ..good.clone() },
         DropSettings { k: 0, ..good.clone() },
+        DropSettings { warmup: 1, ..good.clone() },
+        DropSettings { phase: Phase::Prefill, ..good.clone() },
         DropSettings { threshold: f64::INFINITY, ..good.clone() },
         DropSettings { moce: Moce { lambda: -0.1, ..Moce::default() }, ..good.clone() },
         DropSettings { policy: hotset::cache::Policy::BeladyMin, ..good },
@@ -271,20 +275,37 @@ fn rows(n_experts: usize) -> impl Strategy<Value = Vec<Vec<(u16, f32)>>> {
 proptest! {
     /// F = 0 is the plain replay, whatever lambda; and what a threshold would have dropped of it is a share of its reads.
     #[test]
-    fn without_dropping_it_is_the_plain_replay(rows in rows(16), capacity in 3usize..15, lambda in prop::sample::select(vec![0.0, 0.1, 0.4]), f in 0f64..3.0) {
+    fn without_dropping_it_is_the_plain_replay(rows in rows(16), capacity in 3usize..15, lambda in prop::sample::select(vec![0.0, 0.1, 0.4]), f in 0f64..3.0, warmup in any::<prop::sample::Index>()) {
+        let warmup = warmup.index(rows.len());
         let trace = trace(&rows, 16, 8);
         let mut routed = Routed::from_trace(&trace, None, Some(3)).unwrap();
         routed.assume_expert_bytes(10);
         let moce = Moce { lambda, top_j: 1, ..Moce::default() };
-        let settings = DropSettings { capacity, k: 3, moce, ..DropSettings::default() };
+        let settings = DropSettings { capacity, k: 3, moce, warmup, ..DropSettings::default() };
         let (all, unchanged) = drop_loop(&routed, &settings, &[0.0, f]).unwrap();
-        let plain = Settings { capacity, k: 3, moce, warmup: 0, ..Settings::default() };
+        let plain = Settings { capacity, k: 3, moce, warmup, ..Settings::default() };
         let wanted = Replay::new(&trace, None, None).all(&[plain]).unwrap()[0][0];
         prop_assert_eq!((all.misses, all.swapped, all.dropped), (wanted.misses, wanted.swapped, 0));
         prop_assert_eq!(all.hits + all.misses, wanted.picks);
         prop_assert_eq!(unchanged[0].avoided_bytes, 0);
         prop_assert_eq!(unchanged[1].miss_bytes, all.bytes);
         prop_assert!((0.0..=1.0).contains(&unchanged[1].avoided()));
+    }
+
+    /// Whatever lambda, F and k: what is lost is a share, and one that the parts make up.
+    #[test]
+    fn mass_lost_is_a_share(rows in rows(12), k in 1usize..4, lambda in 0f64..0.6, f in 0f64..3.0) {
+        let mut routed = Routed::from_trace(&trace(&rows, 12, 8), None, Some(3)).unwrap();
+        routed.assume_expert_bytes(10);
+        let moce = Moce { lambda, top_j: 1, ..Moce::default() };
+        let settings = DropSettings { capacity: 5, k, moce, threshold: f, ..DropSettings::default() };
+        let (all, _) = drop_loop(&routed, &settings, &[]).unwrap();
+        let parts = [all.mass_cut, all.mass_swapped, all.mass_dropped];
+        prop_assert!((0.0..1.0).contains(&all.mass_lost()));
+        prop_assert!(parts.iter().all(|&part| part >= 0.0));
+        prop_assert!(all.lost <= parts.iter().sum::<f64>() + 1e-9);
+        prop_assert_eq!(k == 3, all.mass_cut == 0.0);
+        prop_assert_eq!(all.bytes, 10 * all.misses);
     }
 
     /// Under LRU no threshold reads more than none does, and every pick is a hit, a miss or dropped.
@@ -299,4 +320,50 @@ proptest! {
         prop_assert!(with.avoided(&without) >= 0.0, "{:?} {:?}", with, without);
         prop_assert!((0.0..1.0).contains(&with.mass_lost()));
     }
+}
+
+/// The command line on a small file: its JSON says what the library says, a fault names file and line, and what cannot be exits with 2.
+#[cfg(feature = "cli")]
+#[test]
+fn the_command() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("r.csv");
+    let row = |step: u32, experts: [u32; 3]| {
+        let [a, b, c] = experts;
+        format!("0,1,{step},0,0,{a},0.6,0,100\n0,1,{step},0,1,{b},0.3,0,100\n0,1,{step},0,2,{c},0.1,{},100\n", step % 2)
+    };
+    let text: String = (0..20).map(|step| row(step, [step % 5, 5 + step % 2, 7 + step % 3])).collect();
+    let text = format!("# n_layer=1 n_expert=10 n_expert_used=3\n{HEADING}{text}");
+    std::fs::write(&path, &text).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hotset"));
+        let out = command.arg("drop-replay").args(args).output().unwrap();
+        (out.status.code(), String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let file = path.to_str().unwrap();
+    let (code, out, _) =
+        run(&[file, "--f", "0.5,1", "--cache-cap", "4", "--k-used", "3,2", "--lambda", "0,0.1", "--json"]);
+    assert_eq!(code, Some(0));
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let routed = Routed::from_csv(&mut Cursor::new(&text)).unwrap();
+    let s = decode(&routed, Rule::Cold { threshold: 1.0 });
+    assert_eq!(json["runs"][0]["static"][1]["avoided_bytes"], s.avoided_bytes);
+    assert_eq!(json["runs"][0]["static"].as_array().unwrap().len(), 4, "two F, keep-top 2 and 1");
+    let loops = json["runs"][0]["closed_loop"].as_array().unwrap();
+    assert_eq!(loops.len(), 2 * 2 * 3);
+    let settings = DropSettings { capacity: 4, k: 3, threshold: 1.0, ..DropSettings::default() };
+    let (all, _) = drop_loop(&routed, &settings, &[]).unwrap();
+    let same = |row: &&serde_json::Value| row["k"] == 3 && row["lambda"] == 0.0 && row["f"] == 1.0;
+    assert_eq!(loops.iter().find(same).unwrap()["misses"], all.misses);
+    assert!(loops.iter().any(|row| row["front"] == true));
+
+    let (code, out, _) = run(&[file, "--keep-top", "1", "--cache-cap", "4"]);
+    assert_eq!(code, Some(0));
+    assert!(out.contains("keep top 1") && out.contains("closed loop, lru") && out.contains("F 0.75"), "{out}");
+    assert_eq!(run(&[file, "--cache-cap", "2"]).0, Some(2), "fewer slots than k");
+    assert_eq!(run(&[file, "--f", "nan"]).0, Some(2));
+    std::fs::write(&path, text.replace("0.3,0,100", "0.3,5,100")).unwrap();
+    let (code, _, err) = run(&[file]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("r.csv") && err.contains("line 4, column 17: residency"), "{err}");
 }

@@ -9,6 +9,7 @@ use super::drop_static::{PassReads, share};
 use super::routed::{Routed, RoutedPass, Weights};
 use crate::cache::{AnyPolicy, LayerCache, Placed, Policy, Spec};
 use crate::error::{Result, err};
+use crate::route::drop::Dropped;
 use crate::route::{Delta, Drop, Moce, moce};
 use crate::trace::Phase;
 
@@ -26,6 +27,8 @@ pub struct DropSettings {
     pub weights: Weights,
     /// The phase in which dropping and reranking take part, and which is counted. The other one fills the cache, as live.
     pub phase: Phase,
+    /// Tokens of that phase that are replayed before counting begins.
+    pub warmup: usize,
 }
 
 impl Default for DropSettings {
@@ -38,6 +41,7 @@ impl Default for DropSettings {
             threshold: 0.0,
             weights: Weights::default(),
             phase: Phase::Decode,
+            warmup: 0,
         }
     }
 }
@@ -58,11 +62,13 @@ pub struct DropLoop {
     pub dropped: u64,
     /// Picks that reranking put in another's place.
     pub swapped: u64,
-    /// Sums over the known rows of shares of the row's routing weight: dropped; lost by swapping; beyond the first k, where k is less than the
-    /// run's.
-    pub mass_dropped: f64,
-    pub mass_swapped: f64,
+    /// Sums over the known rows of shares of the routing weight: beyond the first k, where k is less than the run's; of what is left, lost
+    /// by swapping; of what was chosen, dropped.
     pub mass_cut: f64,
+    pub mass_swapped: f64,
+    pub mass_dropped: f64,
+    /// The sum of what a row lost by the three together, as a share of the weight that the router's own choice has.
+    pub lost: f64,
     /// By layer.
     pub misses_per_layer: Vec<u64>,
     pub dropped_per_layer: Vec<u64>,
@@ -71,7 +77,7 @@ pub struct DropLoop {
 impl DropLoop {
     /// Share of the routing weight that did not take part, 0..1, in the mean over the known rows.
     pub fn mass_lost(&self) -> f64 {
-        share(self.mass_dropped + self.mass_swapped + self.mass_cut, (self.rows - self.unknown) as f64)
+        share(self.lost, self.rows.saturating_sub(self.unknown) as f64)
     }
 
     /// Share of the reads of a loop without dropping that this one avoids. Below 0 where it reads more, which no rule forbids.
@@ -86,6 +92,8 @@ pub struct Unchanged {
     pub threshold: f64,
     pub miss_bytes: u64,
     pub avoided_bytes: u64,
+    pub dropped: u64,
+    /// Sum over the known rows of the share of the row's weight.
     pub mass_dropped: f64,
 }
 
@@ -110,6 +118,8 @@ pub fn drop_loop(routed: &Routed, settings: &DropSettings, thresholds: &[f64]) -
         layer: 0,
         cache: LayerCache::new(settings.policy.build(&Spec::new(n)), n, settings.capacity as u32),
         ranks: Vec::new(),
+        swaps: Vec::new(),
+        seen: 0,
         raised: vec![0.0; k],
         chosen: vec![0; k],
         weights: vec![0.0; routed.k],
@@ -122,7 +132,7 @@ pub fn drop_loop(routed: &Routed, settings: &DropSettings, thresholds: &[f64]) -
     };
     for layer in 0..routed.layers.len() {
         let (misses, dropped) = (run.all.misses, run.all.dropped);
-        run.layer = layer;
+        (run.layer, run.seen) = (layer, 0);
         run.cache = LayerCache::new(settings.policy.build(&Spec::new(n)), n, settings.capacity as u32);
         for pass in &routed.layers[layer].passes {
             run.pass(pass).map_err(|e| err!(Format, "layer {layer}: {e}"))?;
@@ -158,6 +168,13 @@ impl DropSettings {
         if let Some(f) = thresholds.iter().chain([&self.threshold]).find(|f| !f.is_finite() || **f < 0.0) {
             return Err(err!(Argument, "F {f}: it must be a number of 0 or more"));
         }
+        let (phase, tokens, warmup) = (self.phase.as_str(), routed.tokens(self.phase), self.warmup);
+        if tokens <= warmup {
+            return Err(err!(
+                Argument,
+                "{phase}: the run has {tokens} tokens of it and the warm-up takes {warmup}: nothing is left to count"
+            ));
+        }
         routed.check_weights()
     }
 }
@@ -170,6 +187,10 @@ struct Loop<'a> {
     cache: LayerCache<AnyPolicy>,
     /// What the pass chose, k ranks a row.
     ranks: Vec<i32>,
+    /// By row of the pass: what was swapped in, and the share of the own choice's mass that it cost.
+    swaps: Vec<(u64, f64)>,
+    /// Rows of the layer that dropping took part in.
+    seen: usize,
     raised: Vec<f64>,
     chosen: Vec<u16>,
     weights: Vec<f32>,
@@ -183,36 +204,35 @@ struct Loop<'a> {
 
 impl Loop<'_> {
     fn pass(&mut self, pass: &RoutedPass) -> Result<()> {
-        let counted = pass.phase == self.settings.phase;
+        let takes_part = pass.phase == self.settings.phase;
         let (routed, layer, k) = (self.routed, self.layer, self.settings.k);
-        let (mut swapped, mut mass_swapped) = (0, 0.0);
         self.ranks.clear();
+        self.swaps.clear();
         for row in pass.rows.clone() {
-            let (count, mass) = self.choose(row, counted);
-            (swapped, mass_swapped) = (swapped + count, mass_swapped + mass);
+            let swap = self.choose(row, takes_part);
+            self.swaps.push(swap);
         }
-        let experts = |i: usize, rank: i32| routed.row(layer, pass.rows.start + i / k).ids[rank as usize];
-        if !self.cache.begin_batch(self.ranks.iter().enumerate().map(|(i, &rank)| experts(i, rank))) {
-            self.all.pass_through_rows += if counted { pass.rows.len() as u64 } else { 0 };
+        let first = self.seen;
+        self.seen += if takes_part { pass.rows.len() } else { 0 };
+        let counted = |in_pass: usize| takes_part && first + in_pass >= self.settings.warmup;
+        let expert = |(i, &rank): (usize, &i32)| routed.row(layer, pass.rows.start + i / k).ids[rank as usize];
+        if !self.cache.begin_batch(self.ranks.iter().enumerate().map(expert)) {
+            self.all.pass_through_rows += (0..pass.rows.len()).filter(|&i| counted(i)).count() as u64;
             return Ok(());
         }
-        if counted {
-            (self.all.swapped, self.all.mass_swapped) =
-                (self.all.swapped + swapped, self.all.mass_swapped + mass_swapped);
-        }
         for (i, row) in pass.rows.clone().enumerate() {
-            self.place(row, i * k..(i + 1) * k, counted)?;
+            self.place(row, i, takes_part, counted(i))?;
         }
         self.cache.end_batch();
         for (reads, unchanged) in self.reads.iter_mut().zip(&mut self.unchanged) {
             let (bytes, avoided) = reads.finish();
-            unchanged.miss_bytes += bytes;
-            unchanged.avoided_bytes += avoided;
+            unchanged.miss_bytes = unchanged.miss_bytes.saturating_add(bytes);
+            unchanged.avoided_bytes = unchanged.avoided_bytes.saturating_add(avoided);
         }
         Ok(())
     }
 
-    /// Adds the ranks that a row runs to `ranks`; how many of them were swapped in, and the mass that it cost.
+    /// Adds the ranks that a row runs to `ranks`. How many of them were swapped in, and the mass that it cost.
     fn choose(&mut self, row: usize, rerank: bool) -> (u64, f64) {
         let (k, row) = (self.settings.k, self.routed.row(self.layer, row));
         let bonus = if rerank { self.settings.moce.bonus(row.scores, k, None) } else { None };
@@ -228,10 +248,11 @@ impl Loop<'_> {
         (swapped.into(), mass)
     }
 
-    fn place(&mut self, row: usize, ranks: std::ops::Range<usize>, counted: bool) -> Result<()> {
+    /// Decides (where dropping takes part) and places one row; what came of it goes into the sums if it is `counted`.
+    fn place(&mut self, row: usize, in_pass: usize, takes_part: bool, counted: bool) -> Result<()> {
         let (routed, settings, token) = (self.routed, self.settings, row);
         let (k, row) = (settings.k, routed.row(self.layer, row));
-        let ranks = &self.ranks[ranks];
+        let (ranks, (swapped, mass_swapped)) = (&self.ranks[in_pass * k..][..k], self.swaps[in_pass]);
         let bytes = routed.layers[self.layer].expert_bytes;
         let expert = |i: usize| row.ids[ranks[i] as usize];
         if (1..k).any(|i| (0..i).any(|j| expert(i) == expert(j))) {
@@ -239,38 +260,48 @@ impl Loop<'_> {
         }
         let (cache, all) = (&mut self.cache, &mut self.all);
         self.dropped.fill(false);
-        if counted {
-            all.rows += 1;
-            if k < routed.k {
-                let whole = &mut self.weights[..routed.k];
-                let own: Vec<i32> = (0..routed.k as i32).collect();
-                if row.weigh(&own, settings.weights, routed.space(), &mut self.wide, whole) {
-                    let sum = |w: &[f32]| w.iter().map(|&w| f64::from(w)).sum::<f64>();
-                    all.mass_cut += share(sum(&whole[k..]), sum(whole));
-                }
-            }
+        let space = routed.space();
+        if takes_part {
             let weights = &mut self.weights[..k];
-            let known = row.weigh(ranks, settings.weights, routed.space(), &mut self.wide, weights);
-            all.unknown += u64::from(!known);
-            let n_resident = cache.n_resident();
-            let would = &mut self.would;
-            for (reads, unchanged) in self.reads.iter_mut().zip(&mut self.unchanged) {
-                would.fill(false);
-                if known {
-                    let drop = Drop { threshold: unchanged.threshold, ..Drop::default() };
-                    let resident = |i: usize| cache.is_resident(expert(i));
-                    unchanged.mass_dropped += drop.decide(weights, resident, n_resident, would).mass_lost;
-                }
-                for (i, &would) in would.iter().enumerate() {
-                    let miss = !cache.is_resident(expert(i));
-                    reads.take(expert(i), if miss { bytes } else { 0 }, would);
+            let known = row.weigh(ranks, settings.weights, space, &mut self.wide, weights);
+            let resident = |i: usize| cache.is_resident(expert(i));
+            if counted {
+                for (reads, unchanged) in self.reads.iter_mut().zip(&mut self.unchanged) {
+                    self.would.fill(false);
+                    if known {
+                        let drop = Drop { threshold: unchanged.threshold, ..Drop::default() };
+                        let would = drop.decide(weights, resident, cache.n_resident(), &mut self.would);
+                        unchanged.dropped += u64::from(would.count);
+                        unchanged.mass_dropped += would.mass_lost;
+                    }
+                    for (i, &would) in self.would.iter().enumerate() {
+                        reads.take(expert(i), if resident(i) { 0 } else { bytes }, would);
+                    }
                 }
             }
+            let mut seen = Dropped::default();
             if known {
-                let resident = |i: usize| cache.is_resident(expert(i));
-                let seen = self.drop.decide(weights, resident, n_resident, &mut self.dropped);
+                seen = self.drop.decide(weights, resident, cache.n_resident(), &mut self.dropped);
+            }
+            if counted {
+                all.rows += 1;
+                all.unknown += u64::from(!known);
                 all.dropped += u64::from(seen.count);
+                all.swapped += swapped;
+            }
+            if counted && known {
+                let cut = if k < routed.k {
+                    let own: Vec<i32> = (0..routed.k as i32).collect();
+                    row.weigh(&own, settings.weights, space, &mut self.wide, &mut self.weights);
+                    let sum = |w: &[f32]| w.iter().map(|&w| f64::from(w)).sum::<f64>();
+                    share(sum(&self.weights[k..]), sum(&self.weights))
+                } else {
+                    0.0
+                };
+                all.mass_cut += cut;
+                all.mass_swapped += mass_swapped;
                 all.mass_dropped += seen.mass_lost;
+                all.lost += 1.0 - (1.0 - cut) * (1.0 - mass_swapped) * (1.0 - seen.mass_lost);
             }
         }
         for i in (0..k).filter(|&i| !self.dropped[i]) {
@@ -291,5 +322,22 @@ impl Loop<'_> {
         }
         cache.end_token();
         Ok(())
+    }
+}
+
+/// Which of some results, (bytes read, mass lost), are on the front: no other one reads no more and loses no more, unless it is the same.
+/// So at equal mass the front reads least, and at equal reads it loses least.
+pub fn front(results: &[(u64, f64)]) -> Vec<bool> {
+    let beaten =
+        |&(bytes, mass): &(u64, f64)| results.iter().any(|&(b, m)| b <= bytes && m <= mass && (b < bytes || m < mass));
+    results.iter().map(|result| !beaten(result)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_front_is_what_nothing_beats() {
+        let results = [(100, 0.0), (80, 0.1), (80, 0.2), (90, 0.1), (50, 0.5), (50, 0.5), (120, 0.0)];
+        assert_eq!(super::front(&results), [true, true, false, false, true, true, false]);
     }
 }

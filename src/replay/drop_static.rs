@@ -105,6 +105,9 @@ pub fn drop_static(routed: &Routed, rule: Rule, phase: Phase, weights: Weights) 
         ));
     }
     routed.check_weights()?;
+    if routed.tokens(phase) == 0 {
+        return Err(err!(Argument, "{}: the run has no tokens of it", phase.as_str()));
+    }
     match rule {
         Rule::Cold { threshold } if !threshold.is_finite() || threshold < 0.0 => {
             return Err(err!(Argument, "F {threshold}: it must be a number of 0 or more"));
@@ -135,12 +138,12 @@ pub fn drop_static(routed: &Routed, rule: Rule, phase: Phase, weights: Weights) 
                 all.picks += k as u64;
                 all.dropped += count as u64;
                 all.surviving[k - count] += 1;
-                for rank in 0..k {
+                for (rank, &dropped) in dropped.iter().enumerate() {
                     let miss = row.residency[rank] == 0;
                     all.misses += u64::from(miss);
                     all.prefetched += u64::from(row.residency[rank] == 2);
                     let bytes = row.bytes.get(rank).copied().unwrap_or(layer.expert_bytes);
-                    reads.take(row.ids[rank], if miss { bytes } else { 0 }, dropped[rank]);
+                    reads.take(row.ids[rank], if miss { bytes } else { 0 }, dropped);
                 }
             }
             let (bytes, avoided) = reads.finish();

@@ -180,6 +180,12 @@ impl Routed {
         self.layers.iter().any(|l| !l.residency.is_empty())
     }
 
+    /// Tokens of a phase: of the layer that has most of them (of a prefill the last may have fewer).
+    pub fn tokens(&self, phase: Phase) -> usize {
+        let of_layer = |l: &RoutedLayer| l.passes.iter().filter(|p| p.phase == phase).map(|p| p.rows.len()).sum();
+        self.layers.iter().map(of_layer).max().unwrap_or(0)
+    }
+
     /// How the gate reads the scores.
     pub fn space(&self) -> ScoreSpace {
         if self.linear { ScoreSpace::Linear } else { ScoreSpace::Logits }

@@ -3,6 +3,7 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be.
 
+mod drop_replay;
 mod inspect;
 mod output;
 mod replay;
@@ -25,6 +26,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    DropReplay(drop_replay::Args),
     Inspect(inspect::Args),
     Replay(replay::Args),
     Sweep(sweep::Args),
@@ -34,6 +36,7 @@ enum Command {
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::DropReplay(args) => drop_replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Sweep(args) => sweep::run(&args),
