@@ -210,16 +210,22 @@ fn the_closed_loop_is_the_live_run() {
     let model = dir.path().join("m.gguf");
     let params = TinyParams { layers: LAYERS as u32, experts: EXPERTS as u32, k: K as u32, ..TinyParams::default() };
     tiny::write(&params, &model, &mut |_| ()).unwrap();
-    for (i, (lambda, threshold, prefill)) in
-        [(0.0, 0.75, 0), (0.0, 1.0, 2), (0.2, 0.75, 0), (0.2, 1.0, 40), (0.2, 1.0, 2), (0.0, 0.0, 0)]
-            .into_iter()
-            .enumerate()
+    for (i, (lambda, threshold, prefill, record)) in [
+        (0.0, 0.75, 0, true),
+        (0.0, 1.0, 2, true),
+        (0.2, 0.75, 0, true),
+        (0.2, 1.0, 40, true),
+        (0.2, 1.0, 2, false),
+        (0.0, 0.0, 0, true),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let path = dir.path().join(format!("{i}.q4rt"));
         let moce = Moce { lambda, top_j: 2, ..Moce::default() };
         let drop = Drop { threshold, ..Drop::default() };
         let mut config = Config { slots: 9, dense: Dense::Leave, lanes: 2, top_m: 12, moce, drop, ..Config::default() };
-        (config.trace, config.queue_tokens, config.prefill.record) = (Some(path.clone()), 8192, true);
+        (config.trace, config.queue_tokens, config.prefill.record) = (Some(path.clone()), 8192, record);
         let mut hook = Hook::open(&model, config).unwrap();
         let (mut per_layer, mut mass) = ([[0; 4]; LAYERS], 0.0);
         if prefill > 0 {
@@ -237,7 +243,9 @@ fn the_closed_loop_is_the_live_run() {
         hook.close().unwrap();
         let (trace, sidecar) = (Trace::open(&path).unwrap(), Sidecar::read_beside(&path).unwrap().unwrap());
         let routed = Routed::from_trace(&trace, Some(&sidecar), None).unwrap();
-        let settings = DropSettings { capacity: 9, k: K, moce, threshold, ..DropSettings::default() };
+        let warm = !record;
+        assert_eq!(warm, !routed.layers[0].resident.is_empty());
+        let settings = DropSettings { capacity: 9, k: K, moce, threshold, warm, ..DropSettings::default() };
         let (all, _) = drop_loop(&routed, &settings, &[]).unwrap();
         let at = format!("lambda {lambda} F {threshold} prefill {prefill}");
         assert_eq!(all.misses_per_layer, per_layer.map(|l| l[0]), "{at}");
@@ -273,6 +281,33 @@ fn rows(n_experts: usize) -> impl Strategy<Value = Vec<Vec<(u16, f32)>>> {
 }
 
 proptest! {
+    /// A file with some bytes changed: an error, or a run that can be replayed.
+    #[test]
+    fn any_bytes(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6), f in 0f64..3.0) {
+        let mut text = format!("# n_layer=2 n_expert=9 n_expert_used=2\n{HEADING}");
+        for (phase, step, layer) in [(0, 0, 0), (0, 1, 0), (0, 1, 1), (1, 2, 0), (1, 2, 1), (1, 3, 0), (1, 3, 1)] {
+            let at = format!("0,{phase},{step},{layer}");
+            text += &format!("{at},0,{step},0.75,1,100\n{at},1,8,0.25,0,100\n");
+        }
+        let mut bytes = text.into_bytes();
+        for (at, byte) in &changes {
+            let at = at.index(bytes.len());
+            bytes[at] = if byte & 1 == 0 { b"0123456789,.\nan#=-"[usize::from(*byte) % 18] } else { *byte };
+        }
+        let routed = Routed::from_csv(&mut Cursor::new(&bytes));
+        prop_assert!(routed.is_ok() || !changes.is_empty());
+        if let Ok(routed) = routed {
+            for phase in [Phase::Decode, Phase::Prefill] {
+                let _ = drop_static(&routed, Rule::Cold { threshold: f }, phase, Weights::Recorded);
+                let moce = Moce { lambda: 0.2, ..Moce::default() };
+                let settings = DropSettings { capacity: 3, k: 1, moce, phase, threshold: f, ..DropSettings::default() };
+                for weights in [Weights::Recorded, Weights::OfScores] {
+                    let _ = drop_loop(&routed, &DropSettings { weights, ..settings.clone() }, &[f]);
+                }
+            }
+        }
+    }
+
     /// F = 0 is the plain replay, whatever lambda; and what a threshold would have dropped of it is a share of its reads.
     #[test]
     fn without_dropping_it_is_the_plain_replay(rows in rows(16), capacity in 3usize..15, lambda in prop::sample::select(vec![0.0, 0.1, 0.4]), f in 0f64..3.0, warmup in any::<prop::sample::Index>()) {

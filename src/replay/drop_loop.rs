@@ -1,6 +1,6 @@
 //! Dropping as a closed loop: what is dropped is not read, so it is not resident for the next token either, and that token finds more
 //! misses that are light. The steps are the live hook's, pass by pass: choose (with MoCE), begin the batch, then token by token
-//! decide, place, end; end the batch. The cache begins empty; every layer is on its own.
+//! decide, place, end; end the batch. The cache begins empty, or with what was resident when recording began; every layer is on its own.
 //!
 //! Beside each loop stands what the same threshold would have dropped had it changed nothing (the static view), on the residency of
 //! the same cache with F = 0. The difference between the two is the compounding.
@@ -29,6 +29,8 @@ pub struct DropSettings {
     pub phase: Phase,
     /// Tokens of that phase that are replayed before counting begins.
     pub warmup: usize,
+    /// Begin with what was resident when recording began, as far as it is recorded and the slots hold it, not with nothing.
+    pub warm: bool,
 }
 
 impl Default for DropSettings {
@@ -42,6 +44,7 @@ impl Default for DropSettings {
             weights: Weights::default(),
             phase: Phase::Decode,
             warmup: 0,
+            warm: false,
         }
     }
 }
@@ -116,7 +119,7 @@ pub fn drop_loop(routed: &Routed, settings: &DropSettings, thresholds: &[f64]) -
         settings,
         drop: Drop { threshold: settings.threshold, ..Drop::default() },
         layer: 0,
-        cache: LayerCache::new(settings.policy.build(&Spec::new(n)), n, settings.capacity as u32),
+        cache: LayerCache::new(settings.policy.build(&Spec::new(n)), n, settings.capacity.min(n) as u32),
         ranks: Vec::new(),
         swaps: Vec::new(),
         seen: 0,
@@ -133,7 +136,10 @@ pub fn drop_loop(routed: &Routed, settings: &DropSettings, thresholds: &[f64]) -
     for layer in 0..routed.layers.len() {
         let (misses, dropped) = (run.all.misses, run.all.dropped);
         (run.layer, run.seen) = (layer, 0);
-        run.cache = LayerCache::new(settings.policy.build(&Spec::new(n)), n, settings.capacity as u32);
+        run.cache = LayerCache::new(settings.policy.build(&Spec::new(n)), n, settings.capacity.min(n) as u32);
+        if settings.warm {
+            run.cache.restore(&routed.layers[layer].resident);
+        }
         for pass in &routed.layers[layer].passes {
             run.pass(pass).map_err(|e| err!(Format, "layer {layer}: {e}"))?;
         }

@@ -1,5 +1,5 @@
 //! Dropping, replayed on what a run found resident: each token is judged as it was, and what is dropped changes nothing behind it.
-//! Exact and cheap, and neither an upper nor a lower bound: the closed loop ([`super::drop_loop`]) is what would
+//! Exact and cheap, and neither an upper nor a lower bound: the closed loop ([`super::drop_loop()`]) is what would
 //! have happened.
 //!
 //! A miss is residency 0; the first use of a prefetched expert (2) is no miss. Reads avoided are bytes, as a share of the

@@ -43,6 +43,8 @@ pub struct RoutedLayer {
     /// Of one expert; 0 = not known.
     pub expert_bytes: u64,
     pub passes: Vec<RoutedPass>,
+    /// What was resident when recording began, oldest use first; empty where that is not recorded.
+    pub resident: Vec<u16>,
     ids: Vec<u16>,
     scores: Vec<f16>,
     weights: Vec<f32>,
@@ -134,10 +136,15 @@ impl Routed {
                 block: sidecar.and_then(|s| s.shape.blocks.get(i).copied()).unwrap_or(i as u32),
                 expert_bytes: sidecar.and_then(|s| s.expert_bytes.get(i).copied()).unwrap_or(0),
                 passes: passes.clone(),
+                resident: sidecar.map_or(Vec::new(), |s| resident(s, i)),
                 ids: vec![0; n_tokens * m],
                 scores: vec![f16::ZERO; n_tokens * m],
                 ..RoutedLayer::default()
             };
+            if let Some(id) = layer.resident.iter().find(|id| usize::from(**id) >= trace.n_experts()) {
+                let n = trace.n_experts();
+                return Err(err!(Format, "sidecar: layer {i}: expert {id} resident, the header says {n}"));
+            }
             for token in 0..n_tokens {
                 let record = trace.record(token, i);
                 let ids = &mut layer.ids[token * m..][..m];
@@ -220,6 +227,12 @@ impl RoutedRow<'_> {
         // The lowest score throughout is how a row is recorded that is not known.
         self.scores.first().is_some_and(|z| z.is_finite() && *z > f16::MIN)
     }
+}
+
+/// What the sidecar says was resident in a layer before the first token.
+fn resident(sidecar: &Sidecar, layer: usize) -> Vec<u16> {
+    let begin = sidecar.resident.first().filter(|r| r.before_token == 0);
+    begin.and_then(|r| r.layers.get(layer)).cloned().unwrap_or_default()
 }
 
 /// The passes that the sidecar tells of; without one each token is a decode pass.

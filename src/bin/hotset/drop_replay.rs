@@ -16,6 +16,7 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::output;
+use crate::replay::k_of;
 
 /// Replay a recorded run with cold experts dropped: static, on what it found resident, and as a closed loop
 #[derive(clap::Args)]
@@ -32,7 +33,8 @@ with F 0 in the same row's cache, so the two columns differ by that compounding 
 slots: no other row reads no more and loses no more mass.
 
 A CSV is route_trace v1: its weights are the run's own; its rows have k candidates, and reranking has something to choose from
-only where fewer experts are used (--k-used). A trace's weights are a softmax over the scores of the chosen. The cache begins empty.")]
+only where fewer experts are used (--k-used). A trace's weights are a softmax over the scores of the chosen. The cache begins
+empty (--warm: as recorded); a trace of a run that began like that, with softmax weights and that run's settings, gives its drops and misses.")]
 pub struct Args {
     /// Q4RT traces, or route_trace v1 files (.csv)
     #[arg(required = true, value_name = "TRACE|CSV")]
@@ -58,7 +60,7 @@ pub struct Args {
     /// Closed loops with so many experts used by a token [default: the run's]
     #[arg(long, value_name = "K", value_delimiter = ',')]
     k_used: Vec<usize>,
-    /// Experts that the run used, where no sidecar says it
+    /// Experts that a trace's run used for a token [default: the sidecar's, or 10]
     #[arg(long, value_name = "K")]
     k: Option<usize>,
     /// Of the closed loops' caches
@@ -67,6 +69,9 @@ pub struct Args {
     /// Tokens that closed loops replay before counting begins
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: usize,
+    /// Begin closed loops with what was resident when recording began, as far as the slots hold it
+    #[arg(long)]
+    warm: bool,
     /// Where weights come from
     #[arg(long, value_enum, default_value = "recorded")]
     weights: WeightsName,
@@ -127,7 +132,7 @@ impl Args {
             Routed::from_csv(&mut BufReader::with_capacity(1 << 20, File::open(path)?))?
         } else {
             let trace = Trace::open(path)?;
-            Routed::from_trace(&trace, Sidecar::read_beside(path)?.as_ref(), self.k)?
+            Routed::from_trace(&trace, Sidecar::read_beside(path)?.as_ref(), Some(k_of(self.k, path)?))?
         };
         routed.assume_expert_bytes(self.expert_bytes);
         if !routed.has_residency() && self.cache_cap.is_empty() {
@@ -194,8 +199,18 @@ impl Args {
                 for &lambda in &self.lambda {
                     let moce = Moce { lambda, top_j: self.protect_top_j, ..Moce::default() };
                     let weights = self.weights();
-                    let warmup = self.warmup;
-                    caches.push(DropSettings { policy, capacity, k, moce, threshold: 0.0, weights, phase, warmup });
+                    let (warmup, warm) = (self.warmup, self.warm);
+                    caches.push(DropSettings {
+                        policy,
+                        capacity,
+                        k,
+                        moce,
+                        threshold: 0.0,
+                        weights,
+                        phase,
+                        warmup,
+                        warm,
+                    });
                 }
             }
         }
