@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use hotset::hook::{Adjacent, Batch, Config, Hook};
 use hotset::model::tiny::{self, TinyParams};
-use hotset::replay::{DropSettings, Replay, Routed, Rule, Settings, Static, Weights, drop_loop, drop_static};
+use hotset::replay::{DropSettings, Replay, Routed, Rule, Settings, Static, Weights, drop_loop, drop_static, observed};
 use hotset::route::{Drop, Moce, ScoreSpace, gate};
 use hotset::store::Dense;
 use hotset::trace::{Header, Phase, Sidecar, Trace, q4rt};
@@ -151,6 +151,25 @@ fn what_cannot_be_is_refused() {
     assert!(error.detail.contains("line 3, column 13: weight"), "{error}");
 }
 
+#[test]
+fn metrics_at_fault_are_named() {
+    let good = r#"{"phase":"decode","tokens":1,"read_bytes":8,"hits":1,"misses":2,"dropped":0,"swapped":0,"mass_dropped":0,"mass_swapped":0,"pass_through_rows":0,"slots":4,"lambda":0,"drop":0.5}"#;
+    let read = |text: String| observed(&mut Cursor::new(text));
+    assert_eq!(read(format!("{good}\n{good}\n")).unwrap()[0].misses, 4);
+    for (from, to, says) in [
+        ("\"misses\":2", "\"misses\":-2", "line 2: misses: a whole number wanted, -2 found"),
+        ("\"misses\":2,", "", "line 2: no misses"),
+        ("decode", "idle", "line 2: phase"),
+        ("\"drop\":0.5", "\"drop\":null", "line 2: drop: a number of 0 or more wanted, null found"),
+        ("}", "", "line 2, column"),
+    ] {
+        let error = read(format!("{good}\n{}\n", good.replace(from, to))).unwrap_err();
+        assert!(error.detail.contains(says), "{error} does not say {says}");
+    }
+    assert!(read("a,b\n1\n".into()).unwrap_err().detail.contains("line 2: 2 fields wanted"));
+    assert!(read(String::new()).is_err());
+}
+
 const LAYERS: usize = 2;
 const EXPERTS: usize = 24;
 const K: usize = 4;
@@ -226,6 +245,8 @@ fn the_closed_loop_is_the_live_run() {
         let drop = Drop { threshold, ..Drop::default() };
         let mut config = Config { slots: 9, dense: Dense::Leave, lanes: 2, top_m: 12, moce, drop, ..Config::default() };
         (config.trace, config.queue_tokens, config.prefill.record) = (Some(path.clone()), 8192, record);
+        let metrics = dir.path().join(format!("{i}.{}", if record { "csv" } else { "jsonl" }));
+        config.metrics = Some(metrics.clone());
         let mut hook = Hook::open(&model, config).unwrap();
         let (mut per_layer, mut mass) = ([[0; 4]; LAYERS], 0.0);
         if prefill > 0 {
@@ -252,6 +273,12 @@ fn the_closed_loop_is_the_live_run() {
         assert_eq!(all.dropped_per_layer, per_layer.map(|l| l[2]), "{at}");
         let sum = |i: usize| per_layer.iter().map(|l| l[i]).sum::<u64>();
         assert_eq!((all.rows, all.hits, all.swapped), (400, sum(1), sum(3)), "{at}");
+        // The run's own metrics log says the same.
+        let seen = observed(&mut BufReader::new(File::open(&metrics).unwrap())).unwrap();
+        let seen = seen.iter().find(|o| o.phase == Phase::Decode).unwrap();
+        assert_eq!((seen.slots, seen.lambda, seen.drop, seen.tokens), (9, lambda, threshold, 200), "{at}");
+        assert_eq!((seen.hits, seen.misses, seen.dropped, seen.swapped), (sum(1), sum(0), sum(2), sum(3)), "{at}");
+        assert!((seen.mass_dropped - all.mass_dropped).abs() < 1e-6 && seen.mass_lost(LAYERS) < 1.0, "{at}");
         assert!((all.mass_dropped - mass).abs() < 1e-9, "{at}: {} {mass}", all.mass_dropped);
         assert_eq!((threshold > 0.0, lambda > 0.0), (sum(2) > 20, sum(3) > 20), "{at}");
     }
@@ -396,6 +423,12 @@ fn the_command() {
     assert_eq!(code, Some(0));
     assert!(out.contains("keep top 1") && out.contains("closed loop, lru") && out.contains("F 0.75"), "{out}");
     assert_eq!(run(&[file, "--cache-cap", "2"]).0, Some(2), "fewer slots than k");
+    let metrics = dir.path().join("m.csv");
+    let names = "phase,tokens,read_bytes,hits,misses,dropped,swapped,mass_dropped,mass_swapped,pass_through_rows,slots,lambda,drop";
+    std::fs::write(&metrics, format!("{names}\ndecode,2,10,1,2,3,0,0.5,0,0,4,0,1\n")).unwrap();
+    let (code, out, _) = run(&[file, "--metrics", metrics.to_str().unwrap()]);
+    assert!(code == Some(0) && out.contains("observed") && out.contains("25.00 %"), "{out}");
+    assert_eq!(run(&[file, file, "--metrics", metrics.to_str().unwrap()]).0, Some(2));
     assert_eq!(run(&[file, "--f", "nan"]).0, Some(2));
     std::fs::write(&path, text.replace("0.3,0,100", "0.3,5,100")).unwrap();
     let (code, _, err) = run(&[file]);

@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use hotset::cache::Policy;
 use hotset::replay::drop_loop::front;
-use hotset::replay::{DropLoop, DropSettings, Routed, Rule, Static, Unchanged, Weights, drop_loop, drop_static};
+use hotset::replay::{
+    DropLoop, DropSettings, Observed, Routed, Rule, Static, Unchanged, Weights, drop_loop, drop_static, observed,
+};
 use hotset::route::Moce;
 use hotset::trace::{Phase, Sidecar, Trace};
 use hotset::{Error, ErrorKind};
@@ -78,6 +80,9 @@ pub struct Args {
     /// Bytes of one expert, where the run does not say it
     #[arg(long, value_name = "BYTES", default_value_t = 1_382_400)]
     expert_bytes: u64,
+    /// The run's metrics log (.csv or .jsonl): what it did itself, beside the replays (with one trace)
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -108,6 +113,10 @@ struct Row {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if args.metrics.is_some() && args.inputs.len() > 1 {
+        let n = args.inputs.len();
+        return Err(Error::new(ErrorKind::Argument, format!("--metrics is one run's: {n} runs given")).into());
+    }
     let mut runs = Vec::new();
     for path in &args.inputs {
         let routed = args.open(path).with_context(|| path.display().to_string())?;
@@ -173,10 +182,15 @@ impl Args {
                 text += "\nrows of passes whose experts the slots do not hold pass through, and are not counted (--json: how many)\n";
             }
         }
+        let seen = self.observed(phase)?;
+        if !seen.is_empty() {
+            text += &format!("\nobserved\n\n{}", observed_table(&seen, layers));
+        }
         let json = json!({
             "file": path, "phase": phase.as_str(), "layers": layers, "experts": n, "k": k,
             "static": statics.iter().map(static_json).collect::<Vec<_>>(),
             "closed_loop": loops.iter().map(loop_json).collect::<Vec<_>>(),
+            "observed": seen.iter().map(|seen| observed_json(seen, layers)).collect::<Vec<_>>(),
         });
         Ok((text + "\n", json))
     }
@@ -187,6 +201,14 @@ impl Args {
         let cold = self.f.iter().map(|&threshold| Rule::Cold { threshold });
         let rules = cold.chain(keep.into_iter().map(Rule::KeepTop));
         rules.map(|rule| Ok((rule, drop_static(routed, rule, phase, self.weights())?))).collect()
+    }
+
+    /// What the run itself did in a phase, if its metrics log is given.
+    fn observed(&self, phase: Phase) -> Result<Vec<Observed>> {
+        let Some(path) = &self.metrics else { return Ok(Vec::new()) };
+        let name = || path.display().to_string();
+        let all = observed(&mut BufReader::new(File::open(path).with_context(name)?)).with_context(name)?;
+        Ok(all.into_iter().filter(|seen| seen.phase == phase).collect())
     }
 
     /// By slots, k, lambda; within these F from 0.
@@ -298,6 +320,34 @@ fn loop_table(loops: &[Row], layers: usize) -> String {
         ]
     };
     output::table(&heading, &loops.iter().map(row).collect::<Vec<_>>())
+}
+
+fn observed_table(seen: &[Observed], layers: usize) -> String {
+    let heading =
+        ["slots", "lambda", "F", "tokens", "misses/token", "MB/token", "dropped/token", "swapped/token", "lost"];
+    let row = |o: &Observed| {
+        let per_token = |n: f64| format!("{:.2}", n / o.tokens.max(1) as f64);
+        vec![
+            o.slots.to_string(),
+            o.lambda.to_string(),
+            o.drop.to_string(),
+            o.tokens.to_string(),
+            per_token(o.misses as f64),
+            per_token(o.bytes as f64 / 1e6),
+            per_token(o.dropped as f64),
+            per_token(o.swapped as f64),
+            percent(o.mass_lost(layers), 2),
+        ]
+    };
+    output::table(&heading, &seen.iter().map(row).collect::<Vec<_>>())
+}
+
+fn observed_json(o: &Observed, layers: usize) -> Value {
+    json!({
+        "slots": o.slots, "lambda": o.lambda, "f": o.drop, "tokens": o.tokens, "hits": o.hits, "misses": o.misses,
+        "bytes": o.bytes, "dropped": o.dropped, "swapped": o.swapped, "pass_through_rows": o.pass_through_rows,
+        "sum_mass_dropped": o.mass_dropped, "sum_mass_swapped": o.mass_swapped, "mass_lost": o.mass_lost(layers),
+    })
 }
 
 fn static_json((rule, s): &(Rule, Static)) -> Value {

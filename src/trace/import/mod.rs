@@ -19,6 +19,7 @@ use std::collections::BTreeSet;
 use std::io::{Seek, SeekFrom, Write};
 
 pub use jsonl::jsonl;
+pub(crate) use lines::Lines;
 pub use lines::MAX_LINE;
 pub use route_csv::route_csv;
 pub use routed::{RoutedCell, RoutedShape, routed_csv};
