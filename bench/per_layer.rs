@@ -7,8 +7,9 @@ use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use hotset::abi::bindings::{self as c, hotset_batch, hotset_params};
-use hotset::cache::LayerCache;
+use hotset::cache::{LayerCache, Policy, Spec};
 use hotset::hook::{Adjacent, Batch, Config, Hook};
 use hotset::model::tiny::{self, TinyParams};
 use hotset::route::{Drop, Moce, ScoreSpace, candidates};
@@ -132,11 +133,12 @@ fn parts(bench: &mut Criterion) {
         })
     });
     let moce = Moce { lambda: 0.12, ..Moce::default() };
-    let (mut raised, mut ranks) = ([0.0; K], [0u16; K]);
+    let (mut raised, mut ranks, mut wide) = ([0.0; K], [0u16; K], [0f32; 64]);
     group.bench_function("moce: 10 of 64", |b| {
         b.iter(|| {
-            let bonus = moce.bonus(&scores, K, None).unwrap();
-            moce.rerank(&ids, &scores, bonus, |e| e % 4 == 0, &mut raised, &mut ranks)
+            scores.convert_to_f32_slice(&mut wide);
+            let bonus = moce.bonus(&wide, K, None).unwrap();
+            moce.rerank(&ids, &wide, bonus, |e| e % 4 == 0, &mut raised, &mut ranks)
         })
     });
     let mut cache = LayerCache::lru(EXPERTS, EXPERTS as u32);
@@ -153,6 +155,19 @@ fn parts(bench: &mut Criterion) {
     });
     let mut cache = LayerCache::lru(EXPERTS, 113);
     group.bench_function("cache: a token of 10, 113 slots", |b| {
+        b.iter(|| {
+            let token = &chosen[next()];
+            assert!(cache.begin_batch(token.iter().copied()));
+            token.iter().for_each(|&e| {
+                black_box(cache.place(e).unwrap());
+            });
+            cache.end_token();
+            cache.end_batch();
+        })
+    });
+    // As the hook holds it.
+    let mut cache = LayerCache::new(Policy::Lru.build(&Spec::new(EXPERTS)), EXPERTS, 113);
+    group.bench_function("cache: the same, any policy: lru", |b| {
         b.iter(|| {
             let token = &chosen[next()];
             assert!(cache.begin_batch(token.iter().copied()));

@@ -97,7 +97,7 @@ fn replay(c: &mut Criterion) {
     group.throughput(Throughput::Elements(steps));
     let mut column = Column::default();
     group.bench_function("gathering alone", |b| {
-        b.iter(|| (0..trace.n_layers()).for_each(|l| column.gather(&trace, l, None, 10, true).unwrap()))
+        b.iter(|| (0..trace.n_layers()).for_each(|l| column.gather(&trace, l, 0..tokens, None, 10, true).unwrap()))
     });
     group.finish();
 }

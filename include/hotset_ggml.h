@@ -15,7 +15,7 @@
  * and at the end, in this order: llama_free, llama_model_free, hotset_ggml_free, hotset_close.
  *
  * What it does in a graph, per MoE layer N:
- *   ffn_moe_topk-N              a stop, where reranking or recording needs the scores: hotset_select
+ *   ffn_moe_topk-N              a stop, where reranking, recording or the policy needs the scores: hotset_select
  *   end of the weights' chain   a stop: the last of ffn_moe_weights, _softmax, _norm, _scaled; learned from the first graph
  *   the first MUL_MAT_ID        asked for, not yet computed: hotset_admit, hotset_wait, and the expert tensors are pointed at the slots,
  *                               or at the mapped file for a batch that passes through

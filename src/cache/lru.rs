@@ -11,8 +11,10 @@ pub struct Lru {
     /// token << 16 | expert, by rising token; those before `head` are done with.
     log: Vec<u64>,
     head: usize,
-    /// Of the token at the old end: its experts whose entry held when their turn came, the lowest id last.
+    /// Of the token at the old end: its experts whose entry held when their turn came, the lowest id last. The first `n_front` places
+    /// are in use; there is one more than there are experts.
     front: Vec<u16>,
+    n_front: usize,
     front_token: u64,
     experts: Vec<Expert>,
 }
@@ -38,7 +40,8 @@ impl Lru {
         Self {
             log: Vec::with_capacity(4 * n_experts),
             head: 0,
-            front: Vec::with_capacity(n_experts),
+            front: vec![0; n_experts + 1],
+            n_front: 0,
             front_token: 0,
             experts: vec![Expert::default(); n_experts],
         }
@@ -61,7 +64,7 @@ impl Lru {
     fn rebuild(&mut self) {
         let order = self.order();
         self.log.clear();
-        self.front.clear();
+        self.n_front = 0;
         self.head = 0;
         self.experts.iter_mut().for_each(|e| e.logged = false);
         for e in order {
@@ -99,7 +102,9 @@ impl Eviction for Lru {
 
     fn victim(&mut self) -> Option<u16> {
         loop {
-            while let Some(e) = self.front.pop() {
+            while self.n_front > 0 {
+                self.n_front -= 1;
+                let e = self.front[self.n_front];
                 let expert = &mut self.experts[e as usize];
                 if expert.last_used == self.front_token {
                     // What is pinned is about to be used, and logged again; if it is not, its insertion finds that it is not.
@@ -110,14 +115,25 @@ impl Eviction for Lru {
                 }
             }
             self.front_token = self.log.get(self.head)? >> 16;
+            let mut n = 0;
             while let Some(&entry) = self.log.get(self.head).filter(|e| **e >> 16 == self.front_token) {
                 let e = (entry & 0xffff) as u16;
-                if self.experts[e as usize].last_used == self.front_token {
-                    self.front.push(e);
-                }
+                // Whether an entry still holds cannot be foreseen: it is written in any case, and counted if it does.
+                self.front[n] = e;
+                n += usize::from(self.experts[e as usize].last_used == self.front_token);
                 self.head += 1;
             }
-            self.front.sort_unstable_by(|a, b| b.cmp(a));
+            // Mostly there are one to three.
+            for i in 1..n {
+                let e = self.front[i];
+                let mut at = i;
+                while at > 0 && self.front[at - 1] < e {
+                    self.front[at] = self.front[at - 1];
+                    at -= 1;
+                }
+                self.front[at] = e;
+            }
+            self.n_front = n;
         }
     }
 
@@ -130,7 +146,7 @@ impl Eviction for Lru {
 
     fn clear(&mut self) {
         self.log.clear();
-        self.front.clear();
+        self.n_front = 0;
         self.head = 0;
         self.experts.fill(Expert::default());
     }

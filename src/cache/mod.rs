@@ -48,7 +48,7 @@ pub trait Eviction: Send {
     /// A token's candidates (ids by falling rank, the router's own choice the first k) and their scores, whatever ran. Told before `used`,
     /// where the policy asks for it ([`Build::CANDIDATES`]).
     fn ranked(&mut self, _ids: &[u16], _scores: &[f32], _k: usize) {}
-    /// A token used these experts (distinct, none of them in the pool). `token` counts this layer's tokens from 1.
+    /// A token used these experts (distinct; in the pool only where it had all of them). `token` counts this layer's tokens from 1.
     fn used(&mut self, experts: &[u16], token: u64);
     /// The expert that goes: taken out of the pool. None when the pool is empty.
     fn victim(&mut self) -> Option<u16>;
@@ -186,17 +186,58 @@ impl<P: Eviction> LayerCache<P> {
         if let Some(slot) = self.slot_of(expert) {
             return Ok(Placed::Hit { slot });
         }
+        let (slot, victim) = self.admit(expert)?;
+        Ok(Placed::Miss { slot, victim })
+    }
+
+    /// Makes an expert resident: in a free slot, or in the victim's.
+    #[inline]
+    fn admit(&mut self, expert: u16) -> Result<(u32, Option<u16>), NoVictim> {
         let (slot, victim) = if self.n_resident < self.capacity {
+            self.n_resident += 1;
             (self.free.pop().ok_or(NoVictim)?, None)
         } else {
             let victim = self.policy.victim().ok_or(NoVictim)?;
-            let slot = std::mem::replace(&mut self.slot_of[victim as usize], NO_SLOT);
-            self.n_resident -= 1;
-            (slot, Some(victim))
+            (std::mem::replace(&mut self.slot_of[victim as usize], NO_SLOT), Some(victim))
         };
         self.slot_of[expert as usize] = slot;
-        self.n_resident += 1;
-        Ok(Placed::Miss { slot, victim })
+        Ok((slot, victim))
+    }
+
+    /// A batch of one token, all of it at once, for a caller that only counts: `begin_batch`, `place` of each, `ranked` (where
+    /// candidates are given: ids, scores, k), `end_token`, `end_batch`. Returns the misses; None, and nothing has changed, where an
+    /// expert comes twice or they do not fit.
+    pub fn token(&mut self, experts: &[u16], candidates: Option<(&[u16], &[f32], usize)>) -> Option<u32> {
+        debug_assert!(self.batch.is_empty());
+        let (mut twice, mut misses) = (experts.len() > self.capacity as usize, 0);
+        for &e in experts {
+            twice |= std::mem::replace(&mut self.pinned[e as usize], true);
+            misses += u32::from(self.slot_of[e as usize] == NO_SLOT);
+        }
+        experts.iter().for_each(|&e| self.pinned[e as usize] = false);
+        if twice {
+            return None;
+        }
+        // Without a miss nothing goes, so nothing need be kept from going.
+        if misses > 0 {
+            self.policy.remove_all(experts);
+            for &e in experts {
+                if self.slot_of[e as usize] == NO_SLOT {
+                    // They fit, and none of them is in the pool: there is a slot.
+                    let admitted = self.admit(e);
+                    debug_assert!(admitted.is_ok());
+                }
+            }
+        }
+        if let Some((ids, scores, k)) = candidates {
+            self.policy.ranked(ids, scores, k);
+        }
+        self.tokens += 1;
+        self.policy.used(experts, self.tokens);
+        if misses > 0 {
+            self.policy.insert_all(experts);
+        }
+        Some(misses)
     }
 
     /// Whether the policy would rather not keep this expert, which `begin_batch` has pinned and which is not resident. Then

@@ -51,8 +51,8 @@ impl Pool {
         let (mut lowest, mut low) = (first, key(first));
         for &e in others {
             let k = key(e);
-            // Both are rare: of n keys in any order about ln n are the lowest so far.
-            if k < low || (k == low && (tie(e), e) < (tie(lowest), lowest)) {
+            // Rare: of n keys in any order about ln n are the lowest so far.
+            if k <= low && (k < low || (tie(e), e) < (tie(lowest), lowest)) {
                 (lowest, low) = (e, k);
             }
         }

@@ -17,14 +17,11 @@ impl Build for Random {
     }
 }
 
-impl Random {
-    /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
+/// SplitMix64's output function (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+fn mix(z: u64) -> u64 {
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 impl Eviction for Random {
@@ -39,15 +36,10 @@ impl Eviction for Random {
     fn used(&mut self, _: &[u16], _: u64) {}
 
     fn victim(&mut self) -> Option<u16> {
-        let n = self.pool.members().len() as u64;
-        if n == 0 {
-            return None;
-        }
-        // A pool has fewer than 2^16 members: the remainder's bias is below 2^-48.
-        let at = (self.next() % n) as usize;
-        let victim = self.pool.members()[at];
-        self.pool.remove(victim);
-        Some(victim)
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        // Every member draws a number, the lowest goes: whatever the order in which they came in.
+        let draw = mix(self.state);
+        self.pool.take_lowest(|e| mix(draw.wrapping_add(u64::from(e) << 40)), |_| 0)
     }
 
     /// By id: there is no order that is known beforehand.

@@ -152,6 +152,34 @@ proptest! {
     }
 }
 
+proptest! {
+    /// `token` is the four steps, for every policy.
+    #[test]
+    fn a_token_at_once_is_its_steps(tokens in prop::collection::vec(prop::sample::subsequence((0u16..24).collect::<Vec<_>>(), 8).prop_shuffle(), 1..80), cap in 4u32..24) {
+        let uses = std::sync::Arc::new(NextUses::new(24, tokens.iter().map(|t| &t[..4])));
+        for &policy in Policy::ALL {
+            let spec = Spec { next_uses: Some(uses.clone()), decay: 0.9, ..Spec::new(24) };
+            let make = || LayerCache::new(policy.build(&spec), 24, cap);
+            let (mut once, mut steps) = (make(), make());
+            let scores = [3.0, 2.5, 2.0, 1.0, 0.5, 0.25, 0.0, -1.0];
+            for (i, token) in tokens.iter().enumerate() {
+                // Two of three run the router's own, as a token of hits often does again.
+                let experts = if i % 3 < 2 { &token[..4] } else { &tokens[i - 1][..4] };
+                let candidates = policy.needs_candidates().then_some((token.as_slice(), scores.as_slice(), 4));
+                prop_assert!(steps.begin_batch(experts.iter().copied()));
+                let placed: Vec<Placed> = experts.iter().map(|&e| steps.place(e).unwrap()).collect();
+                candidates.into_iter().for_each(|(ids, z, k)| steps.ranked(ids, z, k));
+                steps.end_token();
+                steps.end_batch();
+                prop_assert_eq!(once.token(experts, candidates), Some(misses(&placed) as u32));
+                prop_assert_eq!(once.resident_oldest_first(), steps.resident_oldest_first(), "{:?}", policy);
+            }
+            prop_assert_eq!(once.token(&[1, 2, 1], None), None);
+            prop_assert_eq!(once.resident_oldest_first(), steps.resident_oldest_first());
+        }
+    }
+}
+
 /// What a run does to a cache.
 #[derive(Clone, Debug)]
 enum Step {

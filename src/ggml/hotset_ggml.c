@@ -330,7 +330,8 @@ static void begin_pass(struct hotset_ggml * g, int64_t n_tokens) {
     }
     const bool prefill = g->phase == HOTSET_PREFILL;
     g->select = (shape.recording && (!prefill || (shape.prefill & HOTSET_PREFILL_RECORD))) ||
-                (shape.lambda > 0 && (!prefill || (shape.prefill & HOTSET_PREFILL_MOCE)));
+                (shape.lambda > 0 && (!prefill || (shape.prefill & HOTSET_PREFILL_MOCE))) ||
+                shape.policy == HOTSET_POLICY_NEAR_PICK_EMA || shape.policy == HOTSET_POLICY_INVERSE_ROUTER_EMA;
     g->drop = shape.drop > 0 && (!prefill || (shape.prefill & HOTSET_PREFILL_DROP));
 }
 

@@ -1,5 +1,7 @@
-//! One layer of a trace, gathered from the records that lie a token apart in the file: rows side by side, ids renumbered by the keep
+//! Tokens of one layer of a trace, gathered from the records that lie a token apart in the file: rows side by side, ids renumbered by the keep
 //! map, scores widened to f32 (exact). Everything that a file can get wrong about ids is checked here, once.
+
+use std::ops::Range;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -8,7 +10,7 @@ use super::keep_map::{KeepMap, PRUNED};
 use crate::error::{Result, err};
 use crate::trace::{Record, Trace};
 
-/// The rows of one layer. Memory is kept from one `gather` to the next.
+/// Rows of one layer. Memory is kept from one `gather` to the next.
 #[derive(Default)]
 pub struct Column {
     /// `width` places a row.
@@ -49,10 +51,18 @@ impl<'a> Row<'a> {
 }
 
 impl Column {
-    /// Gathers a layer: all candidates with their scores, or only the first k ids. `Format` for an id that the trace's header
-    /// does not have.
-    pub fn gather(&mut self, trace: &Trace, layer: usize, keep: Option<&KeepMap>, k: usize, all: bool) -> Result<()> {
-        Self::gather_block(std::slice::from_mut(self), trace, layer, keep, k, all)
+    /// Gathers tokens of a layer: all candidates with their scores, or only the first k ids. `Format` for an id that the
+    /// trace's header does not have.
+    pub fn gather(
+        &mut self,
+        trace: &Trace,
+        layer: usize,
+        tokens: Range<usize>,
+        keep: Option<&KeepMap>,
+        k: usize,
+        all: bool,
+    ) -> Result<()> {
+        Self::gather_block(std::slice::from_mut(self), trace, layer, tokens, keep, k, all)
     }
 
     /// Gathers neighbouring layers, from `first` on, one into each column: their records lie side by side, so that memory is
@@ -61,15 +71,16 @@ impl Column {
         columns: &mut [Self],
         trace: &Trace,
         first: usize,
+        tokens: Range<usize>,
         keep: Option<&KeepMap>,
         k: usize,
         all: bool,
     ) -> Result<()> {
-        columns.iter_mut().for_each(|c| c.make_room(trace, k, all));
-        for token in 0..trace.n_tokens() {
+        columns.iter_mut().for_each(|c| c.make_room(trace, tokens.len(), k, all));
+        for (row, token) in tokens.enumerate() {
             for (column, layer) in columns.iter_mut().zip(first..) {
                 let new_ids = keep.map(|k| k.layer(layer));
-                if let Err(id) = column.take(token, trace.record(token, layer), trace.header().n_experts, new_ids, k) {
+                if let Err(id) = column.take(row, trace.record(token, layer), trace.header().n_experts, new_ids, k) {
                     let n = trace.n_experts();
                     return Err(err!(Format, "token {token} layer {layer}: expert {id}, the header says {n}"));
                 }
@@ -78,13 +89,18 @@ impl Column {
         Ok(())
     }
 
-    fn make_room(&mut self, trace: &Trace, k: usize, all: bool) {
-        let (n_tokens, m) = (trace.n_tokens(), trace.top_m());
+    /// Memory that a row takes.
+    pub fn row_bytes(trace: &Trace, k: usize, all: bool) -> usize {
+        size_of::<Extent>() + if all { 6 * trace.top_m() } else { 2 * k.min(trace.top_m()) }
+    }
+
+    fn make_room(&mut self, trace: &Trace, n_rows: usize, k: usize, all: bool) {
+        let m = trace.top_m();
         self.width = if all { m } else { k.min(m) };
-        self.ids.resize(n_tokens * self.width, 0);
-        self.scores.resize(if all { n_tokens * self.width } else { 0 }, 0.0);
+        self.ids.resize(n_rows * self.width, 0);
+        self.scores.resize(if all { n_rows * self.width } else { 0 }, 0.0);
         self.rows.clear();
-        self.rows.resize(n_tokens, Extent { len: self.width as u16, substituted: 0 });
+        self.rows.resize(n_rows, Extent { len: self.width as u16, substituted: 0 });
         self.record_ids.resize(m, 0);
         self.record_scores.resize(m, f16::ZERO);
         self.wide.resize(m, 0.0);
@@ -94,13 +110,13 @@ impl Column {
     #[inline]
     fn take(
         &mut self,
-        token: usize,
+        row: usize,
         record: Record<'_>,
         n_experts: u16,
         new_ids: Option<&[u16]>,
         k: usize,
     ) -> Result<(), u16> {
-        let at = token * self.width..(token + 1) * self.width;
+        let at = row * self.width..(row + 1) * self.width;
         let all = !self.scores.is_empty();
         let Some(new_ids) = new_ids else {
             let ids = &mut self.ids[at.clone()];
@@ -118,20 +134,20 @@ impl Column {
         record.copy_ids(&mut self.record_ids);
         record.copy_scores(&mut self.record_scores);
         self.record_scores.convert_to_f32_slice(&mut self.wide);
-        let mut row = Extent { len: 0, substituted: 0 };
+        let mut extent = Extent { len: 0, substituted: 0 };
         for (rank, (&old, &z)) in self.record_ids.iter().zip(&self.wide).enumerate() {
             let new = *new_ids.get(usize::from(old)).ok_or(old)?;
             if new == PRUNED {
-                row.substituted += u16::from(rank < k);
-            } else if usize::from(row.len) < self.width {
-                self.ids[at.start + usize::from(row.len)] = new;
+                extent.substituted += u16::from(rank < k);
+            } else if usize::from(extent.len) < self.width {
+                self.ids[at.start + usize::from(extent.len)] = new;
                 if all {
-                    self.scores[at.start + usize::from(row.len)] = z;
+                    self.scores[at.start + usize::from(extent.len)] = z;
                 }
-                row.len += 1;
+                extent.len += 1;
             }
         }
-        self.rows[token] = row;
+        self.rows[row] = extent;
         Ok(())
     }
 

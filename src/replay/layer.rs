@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::column::Column;
 use super::ranges::LayerRanges;
 use super::{Settings, column::Row};
-use crate::cache::{LayerCache, NextUses, Placed};
+use crate::cache::{AnyPolicy, LayerCache, NextUses, Placed};
 use crate::error::{Result, err};
 use crate::route::{Delta, moce::RunningRange};
 
@@ -32,12 +32,6 @@ pub struct LayerResult {
 }
 
 impl LayerResult {
-    /// A cache that holds every expert.
-    pub(super) fn all_resident(settings: &Settings, n_tokens: usize, substituted: u64) -> Self {
-        let tokens = n_tokens.saturating_sub(settings.warmup).max(1) as u64;
-        Self { tokens, picks: tokens.saturating_mul(settings.k as u64), substituted, ..Self::default() }
-    }
-
     pub fn misses_per_token(&self) -> f64 {
         self.misses as f64 / self.tokens.max(1) as f64
     }
@@ -48,48 +42,10 @@ impl LayerResult {
     }
 }
 
-/// Replays a gathered layer. `settings` have been checked ([`super::Replay::check`]); `next_uses` are for policies that need the
-/// future, `ranges` for the delta modes that need them. `Format` where a token would run an expert twice.
-pub fn replay_layer(
-    column: &Column,
-    n_experts: usize,
-    settings: &Settings,
-    next_uses: Option<Arc<NextUses>>,
-    ranges: Option<LayerRanges<'_>>,
-) -> Result<LayerResult> {
-    let (k, warmup) = (settings.k, settings.warmup);
-    if settings.capacity >= n_experts {
-        let substituted = column.rows().skip(warmup).map(|row| u64::from(row.substituted)).sum();
-        return Ok(LayerResult::all_resident(settings, column.n_tokens(), substituted));
-    }
-    let policy = settings.policy;
-    let cache =
-        LayerCache::new(policy.build(&settings.spec(n_experts, next_uses)), n_experts, settings.capacity as u32);
-    let mut layer = Layer {
-        cache,
-        settings,
-        ranges,
-        range: RunningRange::default(),
-        raised: vec![0.0; k],
-        ranks: vec![0; k],
-        experts: Vec::with_capacity(2 * k),
-        refuses: policy.refuses(),
-        ranked: policy.needs_candidates(),
-        result: LayerResult::default(),
-    };
-    for (token, row) in column.rows().enumerate().take(warmup) {
-        layer.token(token, row)?;
-    }
-    layer.result = LayerResult::default();
-    for (token, row) in column.rows().enumerate().skip(warmup) {
-        layer.token(token, row)?;
-    }
-    let tokens = (column.n_tokens() - warmup) as u64;
-    Ok(LayerResult { tokens, picks: tokens * k as u64, ..layer.result })
-}
-
-struct Layer<'a> {
-    cache: LayerCache<crate::cache::AnyPolicy>,
+/// One layer under one setting, on its way through the trace.
+pub struct LayerReplay<'a> {
+    /// None where the capacity holds every expert: nothing is ever missed.
+    cache: Option<LayerCache<AnyPolicy>>,
     settings: &'a Settings,
     ranges: Option<LayerRanges<'a>>,
     range: RunningRange,
@@ -99,65 +55,140 @@ struct Layer<'a> {
     experts: Vec<u16>,
     refuses: bool,
     ranked: bool,
+    /// Tokens that are over.
+    tokens: usize,
     result: LayerResult,
 }
 
-impl Layer<'_> {
-    fn token(&mut self, token: usize, row: Row<'_>) -> Result<()> {
-        let n_run = self.choose(token, row);
-        let mut experts = self.experts.as_slice();
-        if !self.cache.begin_batch(experts.iter().copied()) {
-            // What runs fits, since the capacity is at least k.
-            experts = &self.experts[..n_run];
-            self.cache.begin_batch(experts.iter().copied());
+impl<'a> LayerReplay<'a> {
+    /// An empty cache. `settings` have been checked ([`super::Replay::check`]); `next_uses` are for policies that need the
+    /// future, `ranges` for the delta modes that need them.
+    pub fn new(
+        n_experts: usize,
+        settings: &'a Settings,
+        next_uses: Option<Arc<NextUses>>,
+        ranges: Option<LayerRanges<'a>>,
+    ) -> Self {
+        let policy = settings.policy;
+        let cache = (settings.capacity < n_experts).then(|| {
+            let policy = policy.build(&settings.spec(n_experts, next_uses));
+            LayerCache::new(policy, n_experts, settings.capacity as u32)
+        });
+        // k is at most the capacity: without a cache it may be any number.
+        let k = if cache.is_some() { settings.k } else { 0 };
+        Self {
+            cache,
+            settings,
+            ranges,
+            range: RunningRange::default(),
+            raised: vec![0.0; k],
+            ranks: vec![0; k],
+            experts: Vec::with_capacity(2 * k),
+            refuses: policy.refuses(),
+            ranked: policy.needs_candidates(),
+            tokens: 0,
+            result: LayerResult::default(),
         }
-        if self.cache.n_pinned() != experts.len() {
-            self.cache.end_batch();
+    }
+
+    /// Goes on with the next tokens. `Format` where one would run an expert twice.
+    pub fn run(&mut self, column: &Column) -> Result<()> {
+        for row in column.rows() {
+            if self.tokens == self.settings.warmup {
+                self.result = LayerResult::default();
+            }
+            if self.cache.is_some() {
+                self.token(self.tokens, row)?;
+            } else {
+                self.result.substituted += u64::from(row.substituted);
+            }
+            self.tokens += 1;
+        }
+        Ok(())
+    }
+
+    /// What was counted so far.
+    pub fn result(&self) -> LayerResult {
+        let tokens = self.tokens.saturating_sub(self.settings.warmup).max(1) as u64;
+        LayerResult { tokens, picks: tokens.saturating_mul(self.settings.k as u64), ..self.result }
+    }
+
+    fn token(&mut self, token: usize, row: Row<'_>) -> Result<()> {
+        let own = row.first(self.settings.k);
+        let bonus = if self.settings.moce.lambda > 0.0 { self.bonus(token, row) } else { None };
+        let n_run = match bonus {
+            Some(bonus) => self.rerank(row, bonus),
+            None => own.len(),
+        };
+        let experts = if bonus.is_some() { self.experts.as_slice() } else { own };
+        let forced = self.settings.k.saturating_sub(n_run) as u64;
+        self.result.forced += forced;
+        self.result.misses += forced;
+        self.result.substituted += u64::from(row.substituted);
+        let candidates = self.ranked.then_some((row.ids, row.scores, self.settings.k));
+        if self.refuses || experts.len() > n_run {
+            let experts = experts.to_vec();
+            return self.step_by_step(token, &experts, n_run, candidates);
+        }
+        let Some(cache) = &mut self.cache else { return Ok(()) };
+        match cache.token(experts, candidates) {
+            Some(misses) => self.result.misses += u64::from(misses),
+            None => return Err(err!(Format, "token {token}: an expert twice among {experts:?}")),
+        }
+        Ok(())
+    }
+
+    /// The same for what `token` does not do: experts that are refused, and those behind the first `n_run`, which are read in the background.
+    #[cold]
+    fn step_by_step(
+        &mut self,
+        token: usize,
+        mut experts: &[u16],
+        n_run: usize,
+        candidates: Option<(&[u16], &[f32], usize)>,
+    ) -> Result<()> {
+        let Some(cache) = &mut self.cache else { return Ok(()) };
+        if !cache.begin_batch(experts.iter().copied()) {
+            // What runs fits, since the capacity is at least k.
+            experts = &experts[..n_run];
+            cache.begin_batch(experts.iter().copied());
+        }
+        if cache.n_pinned() != experts.len() {
+            cache.end_batch();
             return Err(err!(Format, "token {token}: an expert twice among {experts:?}"));
         }
-        let forced = self.settings.k.saturating_sub(n_run) as u64;
         let r = &mut self.result;
-        let (mut misses, mut background) = (forced, 0);
         for (i, &e) in experts.iter().enumerate() {
-            if self.refuses && !self.cache.is_resident(e) && self.cache.refuses(e) {
-                self.cache.pass_over(e);
+            if self.refuses && !cache.is_resident(e) && cache.refuses(e) {
+                cache.pass_over(e);
                 r.refused += 1;
-                misses += 1;
+                r.misses += 1;
                 continue;
             }
-            match self.cache.place(e) {
+            match cache.place(e) {
                 Ok(Placed::Hit { .. }) => {}
-                Ok(Placed::Miss { .. }) if i < n_run => misses += 1,
-                Ok(Placed::Miss { .. }) => background += 1,
+                Ok(Placed::Miss { .. }) if i < n_run => r.misses += 1,
+                Ok(Placed::Miss { .. }) => r.background += 1,
                 Err(_) => return Err(err!(Internal, "token {token}: no slot for expert {e}")),
             }
         }
-        r.misses += misses;
-        r.forced += forced;
-        r.background += background;
-        r.substituted += u64::from(row.substituted);
-        if self.ranked {
-            self.cache.ranked(row.ids, row.scores, self.settings.k);
+        if let Some((ids, scores, k)) = candidates {
+            cache.ranked(ids, scores, k);
         }
-        self.cache.end_token();
-        self.cache.end_batch();
+        cache.end_token();
+        cache.end_batch();
         Ok(())
     }
 
     /// What runs into `experts`, behind it what it displaced and is to be read; the number of the former.
     #[inline]
-    fn choose(&mut self, token: usize, row: Row<'_>) -> usize {
+    fn rerank(&mut self, row: Row<'_>, bonus: f64) -> usize {
         let Settings { k, moce, admit_displaced, .. } = *self.settings;
-        let own = row.first(k);
-        self.experts.clear();
-        let bonus = if moce.lambda > 0.0 { self.bonus(token, row) } else { None };
-        let Some(bonus) = bonus else {
-            self.experts.extend_from_slice(own);
-            return own.len();
-        };
-        let (cache, ranks) = (&self.cache, &mut self.ranks);
+        let Some(cache) = &self.cache else { return 0 };
+        let ranks = &mut self.ranks;
         let swapped = moce.rerank(row.ids, row.scores, bonus, |e| cache.is_resident(e), &mut self.raised, ranks);
         self.result.swapped += u64::from(swapped);
+        self.experts.clear();
         self.experts.extend(ranks.iter().map(|&rank| row.ids[usize::from(rank)]));
         if admit_displaced && swapped > 0 {
             let displaced = (0..k).filter(|&rank| !ranks.contains(&(rank as u16)));

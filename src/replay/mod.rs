@@ -2,7 +2,7 @@
 //!
 //! A replay is a closed loop: what is resident at a token decides the reranking of that token, layer by layer, each on its own.
 //! The decisions are those of [`crate::route`] and [`crate::cache`], the code that runs live. A layer's records are gathered from
-//! the mapped trace into a [`Column`] once, and every setting is replayed on it ([`Replay::layer`]).
+//! the mapped trace into a [`Column`], some tokens at a time, and every setting is replayed on it ([`Replay::block`]).
 //!
 //! The rules, and the numbers to the last miss, are those of the reference replayer `replay_moe_cache.py`: the cache begins
 //! empty; the first `warmup` tokens are replayed and not counted; a token with fewer candidates than k (a pruned model)
@@ -26,7 +26,7 @@ pub use drop_loop::{DropLoop, DropSettings, Unchanged, drop_loop};
 pub use drop_static::{Rule, Static, drop_static};
 pub use estimate::Estimate;
 pub use keep_map::KeepMap;
-pub use layer::{LayerResult, replay_layer};
+pub use layer::{LayerReplay, LayerResult};
 pub use observed::{Observed, observed};
 pub use ranges::Ranges;
 pub use recorded::{Recorded, recorded};
@@ -121,8 +121,8 @@ impl Settings {
     }
 }
 
-/// Layers that are gathered together.
-const BLOCK: usize = 8;
+/// What is gathered at a time: as much as stays near the processor.
+const CHUNK_BYTES: usize = 2 << 20;
 
 /// A trace with what is laid over it. Any number of threads may replay its layers.
 pub struct Replay<'a> {
@@ -170,45 +170,53 @@ impl<'a> Replay<'a> {
         Ok(layers.pop().unwrap_or_default())
     }
 
-    /// Replays neighbouring layers, from `first` on, one with each column: by layer, then by setting.
+    /// All layers, on one thread: by layer, then by setting.
+    pub fn all(&self, settings: &[Settings]) -> Result<Vec<Vec<LayerResult>>> {
+        if settings.iter().any(|s| s.policy.needs_future()) {
+            // A layer's next uses are large: one layer after the other they stay near the processor.
+            let mut column = Column::default();
+            return (0..self.n_layers()).map(|layer| self.layer(layer, settings, &mut column)).collect();
+        }
+        let mut columns = Vec::new();
+        columns.resize_with(self.n_layers(), Column::default);
+        self.block(0, settings, &mut columns)
+    }
+
+    /// Replays neighbouring layers, from `first` on, one with each column: by layer, then by setting. The trace is gone through from its
+    /// beginning to its end, some tokens of all these layers at a time.
     pub fn block(&self, first: usize, settings: &[Settings], columns: &mut [Column]) -> Result<Vec<Vec<LayerResult>>> {
         settings.iter().try_for_each(|s| self.check(s))?;
         let Some(one) = settings.first() else { return Ok(vec![Vec::new(); columns.len()]) };
-        if let Some(other) = settings.iter().find(|s| s.k != one.k) {
-            return Err(err!(Argument, "k {} and {} in one replay", one.k, other.k));
-        }
-        let n_experts = self.n_experts();
-        if settings.iter().all(|s| s.capacity >= n_experts) && self.keep.is_none() {
-            let nothing = settings.iter().map(|s| LayerResult::all_resident(s, self.n_tokens(), 0));
-            return Ok(vec![nothing.collect(); columns.len()]);
+        let k = one.k;
+        if let Some(other) = settings.iter().find(|s| s.k != k) {
+            return Err(err!(Argument, "k {k} and {} in one replay", other.k));
         }
         let all = settings.iter().any(Settings::needs_candidates);
-        Column::gather_block(columns, self.trace, first, self.keep, one.k, all)?;
-        let layers = columns.iter().zip(first..);
-        layers.map(|(column, layer)| self.gathered(column, layer, settings)).collect()
-    }
-
-    fn gathered(&self, column: &Column, layer: usize, settings: &[Settings]) -> Result<Vec<LayerResult>> {
-        let mut next_uses = None;
-        let ranges = self.ranges.map(|r| r.layer(layer));
-        let one = |s: &Settings| {
-            let uses = s.policy.needs_future().then(|| {
-                let uses = || Arc::new(NextUses::new(self.n_experts(), column.rows().map(|row| row.first(s.k))));
-                Arc::clone(next_uses.get_or_insert_with(uses))
-            });
-            replay_layer(column, self.n_experts(), s, uses, ranges).map_err(|e| err!(Format, "layer {layer}: {e}"))
-        };
-        settings.iter().map(one).collect()
-    }
-
-    /// All layers, a few at a time on one thread: by layer, then by setting.
-    pub fn all(&self, settings: &[Settings]) -> Result<Vec<Vec<LayerResult>>> {
-        let mut columns: Vec<Column> = (0..BLOCK.min(self.n_layers())).map(|_| Column::default()).collect();
-        let mut layers = Vec::new();
-        while layers.len() < self.n_layers() {
-            let n = columns.len().min(self.n_layers() - layers.len());
-            layers.extend(self.block(layers.len(), settings, &mut columns[..n])?);
+        let n_experts = self.n_experts();
+        let mut layers = Vec::with_capacity(columns.len());
+        for (column, layer) in columns.iter_mut().zip(first..) {
+            let uses = if settings.iter().any(|s| s.policy.needs_future()) {
+                column.gather(self.trace, layer, 0..self.n_tokens(), self.keep, k, false)?;
+                Some(Arc::new(NextUses::new(n_experts, column.rows().map(|row| row.first(k)))))
+            } else {
+                None
+            };
+            let ranges = self.ranges.map(|r| r.layer(layer));
+            layers.push(
+                settings.iter().map(|s| LayerReplay::new(n_experts, s, uses.clone(), ranges)).collect::<Vec<_>>(),
+            );
         }
-        Ok(layers)
+        let row_bytes = Column::row_bytes(self.trace, k, all) * columns.len();
+        let chunk = (CHUNK_BYTES / row_bytes.max(1)).max(16);
+        for begin in (0..self.n_tokens()).step_by(chunk) {
+            let tokens = begin..self.n_tokens().min(begin + chunk);
+            Column::gather_block(columns, self.trace, first, tokens, self.keep, k, all)?;
+            for ((column, replays), layer) in columns.iter().zip(&mut layers).zip(first..) {
+                for replay in replays {
+                    replay.run(column).map_err(|e| err!(Format, "layer {layer}: {e}"))?;
+                }
+            }
+        }
+        Ok(layers.into_iter().map(|replays| replays.iter().map(LayerReplay::result).collect()).collect())
     }
 }

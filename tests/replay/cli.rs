@@ -3,6 +3,10 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use hotset::hook::{Adjacent, Batch, Config, Hook};
+use hotset::model::tiny::{self, TinyParams};
+use hotset::route::{Moce, ScoreSpace};
+use hotset::trace::Phase;
 use serde_json::Value;
 
 use crate::golden::{data, shared};
@@ -119,4 +123,49 @@ fn sweeps_resume_and_merge() {
     let text = std::fs::read_to_string(path("whole.csv")).unwrap();
     let row = text.lines().find(|l| l.contains(",K96,") && l.contains(",12,lru,0.05,2,")).unwrap();
     assert!(row.contains(&format!(",{},", 505 + 506 + 601 + 561)), "{row}");
+}
+
+/// A live run on a random model's bytes, recorded, then replayed by the program: the misses that it counted.
+#[test]
+fn the_misses_of_a_live_run() {
+    const EXPERTS: usize = 24;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (model, trace) = (dir.path().join("m.gguf"), dir.path().join("t.q4rt"));
+    let shape = TinyParams { layers: 3, experts: EXPERTS as u32, k: 4, ..TinyParams::default() };
+    tiny::write(&shape, &model, &mut |_| ()).unwrap();
+    let moce = Moce { lambda: 0.2, top_j: 2, ..Moce::default() };
+    let config = Config { slots: 9, moce, trace: Some(trace.clone()), queue_tokens: 8192, ..Config::default() };
+    let mut hook = Hook::open(&model, config).unwrap();
+    let mut rng = fastrand::Rng::with_seed(5);
+    for position in 0..300 {
+        for block in 0..3 {
+            let mut scores: Vec<f32> = (0..EXPERTS).map(|e| 4.0 * rng.f32() - e as f32 / 8.0).collect();
+            let batch = Batch {
+                block,
+                n_tokens: 1,
+                n_experts: EXPERTS as u32,
+                k: 4,
+                phase: Phase::Decode,
+                space: ScoreSpace::Logits,
+                routed: false,
+                normalised: true,
+                tail: false,
+                position,
+            };
+            let (mut ids, mut weights) = ([0i32; 4], [0f32; 4]);
+            let scores = Adjacent { data: &mut scores, width: EXPERTS };
+            let mut ids = Adjacent { data: &mut ids, width: 4 };
+            hook.layer(&batch, &scores, &mut ids, &mut Adjacent { data: &mut weights, width: 4 }).unwrap();
+        }
+    }
+    let live = hook.stats().misses;
+    hook.close().unwrap();
+    let trace = trace.to_str().unwrap();
+    let replayed = json(&hotset(&["replay", trace, "--as-recorded", "--json"]));
+    assert_eq!((&replayed["misses"], &replayed["tokens"]), (&live.into(), &300.into()));
+    assert_eq!(replayed["inexact"], serde_json::json!([]));
+    // From a cold start the same settings by hand are the same run; k comes from the sidecar.
+    let by_hand = ["--policies", "lru", "--cache-cap", "9", "--lambda-moce", "0.2", "--protect-top-j", "2"];
+    let by_hand = json(&hotset(&[&["replay", trace, "--json", "--per-layer", "--warmup", "0"][..], &by_hand].concat()));
+    assert_eq!(by_hand["policies"]["lru"]["misses_per_layer"], replayed["misses_per_layer"]);
 }

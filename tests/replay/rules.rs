@@ -1,7 +1,7 @@
 //! Every policy against the literal model, on random traces; and what the replay has beyond the reference.
 
 use hotset::cache::Policy;
-use hotset::replay::{KeepMap, Ranges, Replay, Settings};
+use hotset::replay::{Column, KeepMap, Ranges, Replay, Settings};
 use hotset::route::{Delta, Moce};
 use proptest::prelude::*;
 
@@ -175,4 +175,30 @@ fn forced_misses_are_misses_and_picks() {
     let found = replay(&trace, Some(&keep), &s)[0];
     assert_eq!((found.misses, found.forced, found.picks, found.substituted), (6, 6, 12, 6));
     assert_eq!(found.hit_rate(), 0.5);
+}
+
+/// All layers together are gone through in pieces, one layer alone at once.
+#[test]
+fn pieces_change_nothing() {
+    let rows = mixed(3100);
+    let layers: Vec<Vec<Row>> = (0..16).map(|l| rows[l * 100..l * 100 + 1600].to_vec()).collect();
+    let trace = trace_of(&layers, 32);
+    let with = |policy: Policy| {
+        let lambda = if policy.needs_future() { 0.0 } else { 0.1 };
+        Settings { warmup: 1400, ..settings(policy, 10, 4, lambda, 2) }
+    };
+    let all: Vec<Settings> = Policy::ALL.iter().map(|&policy| with(policy)).collect();
+    let replay = Replay::new(&trace, None, None);
+    let mut columns: Vec<Column> = (0..layers.len()).map(|_| Column::default()).collect();
+    let together = replay.block(0, &all, &mut columns).unwrap();
+    assert_eq!(together, replay.all(&all).unwrap());
+    let mut column = Column::default();
+    for (layer, found) in together.iter().enumerate() {
+        assert_eq!(*found, replay.layer(layer, &all, &mut column).unwrap(), "layer {layer}");
+        assert_eq!(found[0].tokens, 200);
+    }
+    // One policy without its candidates: only the first k are gathered.
+    let lru = [settings(Policy::Lru, 10, 4, 0.0, 2)];
+    assert_eq!(replay.all(&lru).unwrap()[3], replay.layer(3, &lru, &mut column).unwrap());
+    assert_eq!(together[0][0].misses, model::misses(&layers[0], 32, &all[0]));
 }

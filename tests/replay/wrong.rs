@@ -1,9 +1,9 @@
 //! What cannot be replayed: errors with the numbers, never a panic or a large allocation.
 
 use hotset::cache::Policy;
-use hotset::replay::{Column, KeepMap, Replay, Settings};
+use hotset::replay::{Column, KeepMap, Replay, Settings, recorded};
 use hotset::route::Moce;
-use hotset::trace::Trace;
+use hotset::trace::{Phase, Placement, Sidecar, TokenRange, Trace, sidecar};
 
 use crate::{settings, trace_of};
 
@@ -113,6 +113,50 @@ fn cut_anywhere() {
             assert!(Replay::new(&trace, None, None).all(std::slice::from_ref(&s)).is_err());
         }
     }
+}
+
+/// Sidecars of runs that a trace cannot bring back, or that do not fit it.
+#[test]
+fn recorded_runs_that_are_none() {
+    let trace = trace_of(&[vec![vec![(0, 3.0), (1, 2.0), (2, 1.0)]; 5]], 8);
+    let from = |settings: sidecar::Settings| Sidecar {
+        shape: sidecar::Shape { blocks: vec![0], n_experts: vec![8], k: 2, top_m: 3 },
+        settings: vec![sidecar::SettingsFrom { token: 0, settings }],
+        ranges: vec![TokenRange {
+            first: 0,
+            n_tokens: 9,
+            phase: Phase::Decode,
+            position: 0,
+            tokens_per_pass: 1,
+            placement: vec![Placement::Slots],
+            left_out_before: 0,
+        }],
+        ..Sidecar::default()
+    };
+    let sound = || sidecar::Settings {
+        delta: "token_topk".to_owned(),
+        policy: "lru".to_owned(),
+        slots: vec![2],
+        ..sidecar::Settings::default()
+    };
+    let run = recorded(&trace, &from(sound()), None).unwrap();
+    assert_eq!((run.misses, run.tokens, run.picks), (vec![2], 5, 10));
+    let wrong = |s: sidecar::Settings| recorded(&trace, &from(s), None).unwrap_err().detail;
+    says(&wrong(sidecar::Settings { drop: 0.5, ..sound() }), &["F 0.5", "weights"]);
+    says(&wrong(sidecar::Settings { slots: vec![], ..sound() }), &["no slots"]);
+    says(&wrong(sidecar::Settings { slots: vec![1], ..sound() }), &["1 slots", "k 2"]);
+    says(&wrong(sidecar::Settings { policy: "belady_min".to_owned(), ..sound() }), &["belady_min"]);
+    says(&wrong(sidecar::Settings { policy: "mru".to_owned(), ..sound() }), &["mru"]);
+    says(&wrong(sidecar::Settings { delta: "most".to_owned(), ..sound() }), &["most"]);
+    let mut passed = from(sound());
+    passed.ranges[0].placement = vec![Placement::PassThrough];
+    says(&recorded(&trace, &passed, None).unwrap_err().detail, &["token 0", "2 slots"]);
+    let mut other = from(sound());
+    other.shape.top_m = 4;
+    says(&recorded(&trace, &other, None).unwrap_err().detail, &["top_m 4"]);
+    other.shape = sidecar::Shape { blocks: vec![0], n_experts: vec![2], k: 2, top_m: 3 };
+    says(&recorded(&trace, &other, None).unwrap_err().detail, &["expert 2"]);
+    assert!(recorded(&trace, &Sidecar::default(), None).is_err());
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub struct Load {
 #[command(next_help_heading = "Experts")]
 pub struct HookArgs {
     /// The engine alone: mapped file, no callback, none of the flags below
-    #[arg(long, conflicts_with_all = ["slots", "cache_bytes", "lambda", "top_j", "delta", "drop", "renormalise", "trace", "metrics",
+    #[arg(long, conflicts_with_all = ["slots", "cache_bytes", "policy", "lambda", "top_j", "delta", "drop", "renormalise", "trace", "metrics",
         "lanes", "io", "backing", "dense", "prefill", "top_m", "poison"])]
     pub no_hook: bool,
     /// Slots per layer
@@ -42,6 +42,9 @@ pub struct HookArgs {
     /// Memory for slots and read staging; K, M and G are powers of 1024
     #[arg(long, conflicts_with = "slots", value_parser = parse_size)]
     pub cache_bytes: Option<u64>,
+    /// Which resident expert goes when room is needed
+    #[arg(long)]
+    pub policy: Option<Policy>,
     /// Reranking (MoCE): the bonus of resident experts as a share of delta; 0 is off
     #[arg(long, allow_negative_numbers = true)]
     pub lambda: Option<f64>,
@@ -103,6 +106,13 @@ macro_rules! choice {
     };
 }
 
+choice!(Policy {
+    Lru = "lru" => ffi::HOTSET_POLICY_LRU,
+    Lfu = "lfu" => ffi::HOTSET_POLICY_LFU,
+    Ema = "ema" => ffi::HOTSET_POLICY_EMA,
+    NearPickEma = "near_pick_ema" => ffi::HOTSET_POLICY_NEAR_PICK_EMA,
+    InverseRouterEma = "inverse_router_ema" => ffi::HOTSET_POLICY_INVERSE_ROUTER_EMA,
+});
 choice!(Delta {
     TokenTopk = "token_topk" => ffi::HOTSET_DELTA_TOKEN_TOPK,
     TokenFull = "token_full" => ffi::HOTSET_DELTA_TOKEN_FULL,

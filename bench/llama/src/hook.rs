@@ -213,6 +213,7 @@ fn lay_over(params: &mut ffi::hotset_params, args: &HookArgs) {
         // A number of slots from the environment would win over it.
         params.slots = 0;
     }
+    put(&mut params.policy, args.policy.map(|p| p.number()));
     put(&mut params.lambda, args.lambda);
     put(&mut params.top_j, args.top_j);
     put(&mut params.delta, args.delta.map(|d| d.number()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-use crate::args::{Backing, Delta, Dense, HookArgs, Io, Load, Prefill, Renormalise};
+use crate::args::{Backing, Delta, Dense, HookArgs, Io, Load, Policy, Prefill, Renormalise};
 use crate::engine::Engine;
 use crate::ffi;
 use crate::fnv::Fnv;
@@ -116,10 +116,11 @@ impl Outcome {
             );
         }
         eprintln!(
-            "modes:   backing {}, {} slots of {} per layer, io {}{}, dense {}{}, lambda {} of {}, F {}",
+            "modes:   backing {}, {} slots of {} per layer by {}, io {}{}, dense {}{}, lambda {} of {}, F {}",
             Backing::text_of(shape.backing),
             shape.slots,
             shape.n_experts,
+            Policy::text_of(shape.policy),
             Io::text_of(shape.io),
             bracketed(&self.io_reason),
             Dense::text_of(shape.dense),
@@ -211,6 +212,7 @@ pub fn add_json(to: &mut Map<String, Value>, load: &Load, args: &HookArgs, engin
         settings.insert("top_m".into(), json!(shape.top_m));
         settings.insert("lanes".into(), json!(shape.lanes));
         settings.insert("cache_bytes".into(), json!(shape.cache_bytes));
+        settings.insert("policy".into(), json!(Policy::text_of(shape.policy)));
         settings.insert("lambda".into(), json!(shape.lambda));
         settings.insert("top_j".into(), json!(shape.top_j));
         settings.insert("delta".into(), json!(Delta::text_of(shape.delta)));

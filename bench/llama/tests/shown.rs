@@ -166,6 +166,27 @@ fn recorded_runs_equal_their_replay() {
     }
 }
 
+/// Each policy evicts others, changes no output, and replays.
+#[test]
+fn every_policy_gives_the_same_output_and_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = &prompts(&dir)[1];
+    let resident = decode(&model(), prompt, 120, "--no-hook --step");
+    let mut seen = Vec::new();
+    for policy in ["lru", "lfu", "ema", "near_pick_ema", "inverse_router_ema"] {
+        let trace = dir.path().join("run.q4rt");
+        let flags = format!("--slots 16 --step --policy {policy}");
+        let alone = decode(&model(), prompt, 120, &flags);
+        let run = decode(&model(), prompt, 120, &format!("{flags} --trace {}", trace.display()));
+        assert_eq!(run["logits_fnv"], resident["logits_fnv"], "{policy}");
+        assert_eq!(misses_per_layer(&run), misses_per_layer(&alone), "recording changes no eviction: {policy}");
+        let (t, s) = (Trace::open(&trace).unwrap(), Sidecar::read_beside(&trace).unwrap().unwrap());
+        assert_eq!(replay::misses_per_layer(&t, &s), misses_per_layer(&run), "{policy}");
+        seen.push(misses_per_layer(&run));
+    }
+    assert!((1..seen.len()).all(|i| !seen[..i].contains(&seen[i])), "policies differ: {seen:?}");
+}
+
 /// The reference replayer reads the trace and counts the same misses.
 fn reference_agrees(trace: &Path, slots: u32, lambda: &str, live: &[u64]) {
     let Some(folder) = shared("reference") else { return };
