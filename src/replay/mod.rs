@@ -10,21 +10,29 @@
 //! reranking leaves alone too: a saturated score among the top k, or all candidates equal (see [`crate::route::Moce::bonus`]).
 
 pub mod column;
+pub mod drop_loop;
+pub mod drop_static;
 pub mod estimate;
 pub mod global;
 pub mod keep_map;
 pub mod layer;
+pub mod observed;
 pub mod ranges;
 pub mod recorded;
+pub mod routed;
 pub mod sweep;
 
 pub use column::Column;
+pub use drop_loop::{DropLoop, DropSettings, Unchanged, drop_loop};
+pub use drop_static::{Rule, Static, drop_static};
 pub use estimate::Estimate;
 pub use global::{GlobalPolicy, GlobalResult, Scope};
 pub use keep_map::KeepMap;
 pub use layer::{LayerReplay, LayerResult};
+pub use observed::{Observed, observed};
 pub use ranges::Ranges;
 pub use recorded::{Recorded, recorded};
+pub use routed::{Routed, Weights};
 
 use std::sync::Arc;
 

@@ -4,6 +4,7 @@
 //! Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be.
 
 mod analyze;
+mod drop_replay;
 mod global_replay;
 mod inspect;
 mod output;
@@ -30,6 +31,7 @@ enum Command {
     Analyze(analyze::Args),
     #[command(name = "global-replay")]
     GlobalReplay(global_replay::Args),
+    DropReplay(drop_replay::Args),
     Inspect(inspect::Args),
     Replay(replay::Args),
     Sweep(sweep::Args),
@@ -41,6 +43,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Analyze(args) => analyze::run(&args),
         Command::GlobalReplay(args) => global_replay::run(&args),
+        Command::DropReplay(args) => drop_replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Sweep(args) => sweep::run(&args),

@@ -8,7 +8,7 @@ use crate::error::{Result, err};
 pub const MAX_LINE: usize = 16 << 20;
 
 /// The lines of a file from its beginning.
-pub(super) struct Lines<'a, R> {
+pub(crate) struct Lines<'a, R> {
     input: &'a mut R,
     line: Vec<u8>,
     number: u64,

@@ -12,14 +12,17 @@ mod jsonl;
 mod lines;
 mod passes;
 mod route_csv;
+mod routed;
 mod row;
 
 use std::collections::BTreeSet;
 use std::io::{Seek, SeekFrom, Write};
 
 pub use jsonl::jsonl;
+pub(crate) use lines::Lines;
 pub use lines::MAX_LINE;
 pub use route_csv::{route_csv, route_csv_routing};
+pub use routed::{RoutedCell, RoutedShape, routed_csv};
 
 use half::f16;
 

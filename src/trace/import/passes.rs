@@ -59,6 +59,11 @@ impl Pass {
         })
     }
 
+    /// The rows gathered, as they came.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
     /// Of the rows gathered; `None` if there are none.
     pub fn phase(&self) -> Option<Phase> {
         self.rows.first().map(|row| row.phase)

@@ -135,18 +135,18 @@ pub fn route_csv_routing(input: &mut (impl BufRead + Seek), n_experts: Option<u1
 }
 
 /// What must be known of a whole file before its tokens can be written.
-struct Scan {
-    facts: Facts,
-    layers: BTreeSet<u16>,
-    n_experts: u16,
-    k: usize,
+pub(super) struct Scan {
+    pub facts: Facts,
+    pub layers: BTreeSet<u16>,
+    pub n_experts: u16,
+    pub k: usize,
     unknown_weights: u64,
     /// By layer the most bytes that a row says were read.
     read: BTreeMap<u16, u64>,
 }
 
 impl Scan {
-    fn of(input: &mut (impl BufRead + Seek), options: ImportOptions) -> Result<Self> {
+    pub fn of(input: &mut (impl BufRead + Seek), options: ImportOptions) -> Result<Self> {
         let mut facts = Facts::default();
         let mut lines = Lines::new(input)?;
         // facts first: they bound the rows
@@ -182,7 +182,7 @@ impl Scan {
     }
 
     /// Bytes of an expert by layer, from the facts, else the most that was read; empty = not known.
-    fn expert_bytes(&self) -> Vec<u64> {
+    pub fn expert_bytes(&self) -> Vec<u64> {
         let read =
             || self.layers.iter().map(|layer| self.read.get(layer).copied().filter(|&bytes| bytes > 0)).collect();
         self.of_layers(|layer| layer.expert).or_else(read).unwrap_or_default()
@@ -209,7 +209,7 @@ fn each_row(input: &mut (impl BufRead + Seek), facts: &Facts, mut take: impl FnM
     Ok(())
 }
 
-fn for_each_pass(
+pub(super) fn for_each_pass(
     input: &mut (impl BufRead + Seek),
     facts: &Facts,
     mut take: impl FnMut(&mut Pass) -> Result<Option<PassFacts>>,

@@ -23,10 +23,10 @@ pub struct Row {
     pub layer: u16,
     pub slot: u16,
     pub expert: u16,
+    /// As the file has it; NaN = not known.
+    pub weight: f32,
     /// The logarithm of the weight; NaN = not known.
     pub score: f16,
-    /// The weight as the file has it; NaN = not known.
-    pub weight: f32,
     pub residency: u8,
     /// Bytes that were read for it.
     pub expert_bytes: u64,
@@ -50,9 +50,9 @@ impl Row {
             layer,
             slot,
             expert,
+            weight: weight.clamp(0.0, f32::MAX.into()) as f32,
             // A weight of 0 becomes the lowest score.
             score: saturating_f16(weight.ln() as f32),
-            weight: weight as f32,
             residency: fields.whole("residency", 2)? as u8,
             expert_bytes: fields.whole("expert_bytes", u64::MAX)?,
         };
