@@ -69,6 +69,15 @@ fn what_cannot_be_is_a_usage_error() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(said.contains(words), "{said}");
     }
+    let ending = hotset(&["sweep", trace, "-o", "/nowhere/sweep.xlsx"]);
+    assert_eq!(ending.status.code(), Some(2));
+    #[cfg(not(feature = "parquet"))]
+    {
+        let parquet = hotset(&["sweep", trace, "--k-used", "8", "-o", "/nowhere/sweep.parquet"]);
+        assert_eq!(parquet.status.code(), Some(2));
+        let said = String::from_utf8(parquet.stderr).unwrap();
+        assert!(said.contains("--features parquet"), "{said}");
+    }
     let nothing = hotset(&["replay", "/nowhere/trace.q4rt"]);
     assert_eq!(nothing.status.code(), Some(1));
     assert!(hotset(&["replay", trace, "--k-used", "8", "--as-recorded"]).status.code() == Some(1));

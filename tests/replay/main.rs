@@ -4,6 +4,8 @@
 mod cli;
 mod golden;
 mod model;
+#[cfg(feature = "parquet")]
+mod parquet;
 #[path = "../common/program.rs"]
 mod program;
 mod rules;

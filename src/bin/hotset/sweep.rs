@@ -33,7 +33,7 @@ pub struct Args {
     /// Q4RT traces; with --merge the tables of the shards
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
-    /// The table: .csv or .jsonl
+    /// The table: .csv, .jsonl, or with the feature parquet .parquet
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
     /// Put the tables of shards together
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
         });
         let shards: Vec<(&Path, String)> = shards.collect::<Result<_>>()?;
         let merged = table::merge(&shards, format)?;
-        std::fs::write(&args.out, merged).with_context(|| args.out.display().to_string())?;
+        table::write(&args.out, &merged)?;
         return report(&args.out);
     }
     let estimate = args.cost.estimate()?;
@@ -136,27 +136,32 @@ pub fn run(args: &Args) -> Result<()> {
         })
         .collect();
     let heading = row::heading(&keys[0], &row::values(&[], &estimate), format);
-    let done = mine.start + prepare(&args.out, heading.as_deref(), &keys[mine.clone()], format)?;
+    let rows = if table::is_parquet(&args.out) { beside(&args.out, ".partial.csv") } else { args.out.clone() };
+    let done = mine.start + prepare(&args.out, &rows, heading.as_deref(), &keys[mine.clone()], format)?;
     if done > mine.start {
         eprintln!("hotset: {} of {} rows are there already", done - mine.start, mine.len());
     }
-    let mut file = OpenOptions::new().append(true).open(&args.out).with_context(|| args.out.display().to_string())?;
+    let mut file = OpenOptions::new().append(true).open(&rows).with_context(|| rows.display().to_string())?;
     let bar = progress_bar(&groups, &inputs, done..mine.end);
     for group in &groups {
-        let rows = group.first.max(done)..(group.first + group.points.len()).min(mine.end);
-        if rows.is_empty() {
+        let todo = group.first.max(done)..(group.first + group.points.len()).min(mine.end);
+        if todo.is_empty() {
             continue;
         }
-        let points = &group.points[rows.start - group.first..rows.end - group.first];
+        let points = &group.points[todo.start - group.first..todo.end - group.first];
         let by_point = replay(&group.replay(&inputs), points, &bar)?;
         let mut lines = String::new();
-        for (at, layers) in rows.zip(&by_point) {
+        for (at, layers) in todo.zip(&by_point) {
             lines += &row::line(&keys[at], &row::values(layers, &estimate), format);
             lines.push('\n');
         }
-        file.write_all(lines.as_bytes()).with_context(|| args.out.display().to_string())?;
+        file.write_all(lines.as_bytes()).with_context(|| rows.display().to_string())?;
     }
     bar.finish_and_clear();
+    if rows != args.out {
+        table::write(&args.out, &table::whole_lines(&rows)?)?;
+        std::fs::remove_file(&rows).with_context(|| rows.display().to_string())?;
+    }
     report(&args.out)
 }
 
@@ -172,26 +177,48 @@ fn replay(replay: &Replay, points: &[Settings], bar: &ProgressBar) -> Result<Vec
     Ok(which.into_iter().map(|i| by_layer.iter().map(|layer| layer[i]).collect()).collect())
 }
 
-/// The file with its heading, and how many of these rows are in it. What was cut off within a row is cut away.
-fn prepare(out: &Path, heading: Option<&str>, keys: &[row::Cells], format: row::Format) -> Result<usize> {
-    let name = || out.display().to_string();
-    let text = if out.exists() { table::whole_lines(out)? } else { String::new() };
+/// The file that rows are added to, with its heading, and how many of these rows are in it. What was cut off within a row is cut away.
+/// `rows` is `out` itself, or lies beside it until the table is whole.
+fn prepare(out: &Path, rows: &Path, heading: Option<&str>, keys: &[row::Cells], format: row::Format) -> Result<usize> {
+    let (mut text, mut from) = (String::new(), rows);
+    for path in if rows == out { vec![out] } else { vec![rows, out] } {
+        let found = if path.exists() { table::whole_lines(path)? } else { String::new() };
+        if !found.is_empty() && !begins(&found, heading, keys, format) {
+            bail!("{}: holds another sweep; move it away, or choose another name", path.display());
+        }
+        if found.len() > text.len() {
+            (text, from) = (found, path);
+        }
+    }
+    let name = || rows.display().to_string();
     if text.is_empty() {
         let heading = heading.map_or_else(String::new, |h| format!("{h}\n"));
-        std::fs::write(out, heading).with_context(name)?;
+        std::fs::write(rows, heading).with_context(name)?;
         return Ok(0);
     }
-    let mut lines = text.lines();
-    let mut same = heading.is_none_or(|h| lines.next() == Some(h));
-    let lines: Vec<&str> = lines.collect();
-    same &= lines.len() <= keys.len();
-    same &= lines.iter().zip(keys).all(|(line, key)| line.starts_with(&row::line(key, &Vec::new(), format)));
-    if !same {
-        bail!("{}: holds another sweep; move it away, or choose another name", name());
+    if from == rows {
+        let file = OpenOptions::new().write(true).open(rows).with_context(name)?;
+        file.set_len(text.len() as u64).with_context(name)?;
+    } else {
+        std::fs::write(rows, &text).with_context(name)?;
     }
-    let file = OpenOptions::new().write(true).open(out).with_context(name)?;
-    file.set_len(text.len() as u64).with_context(name)?;
-    Ok(lines.len())
+    Ok(text.lines().count() - usize::from(heading.is_some()))
+}
+
+/// Whether this is the beginning of the table with these rows.
+fn begins(text: &str, heading: Option<&str>, keys: &[row::Cells], format: row::Format) -> bool {
+    let mut lines = text.lines();
+    let same = heading.is_none_or(|h| lines.next() == Some(h));
+    let lines: Vec<&str> = lines.collect();
+    let key = |key| row::line(key, &Vec::new(), format);
+    same && lines.len() <= keys.len() && lines.iter().zip(keys).all(|(line, k)| line.starts_with(&key(k)))
+}
+
+/// The name with more behind it.
+fn beside(path: &Path, more: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(more);
+    name.into()
 }
 
 impl Args {

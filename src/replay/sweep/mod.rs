@@ -5,6 +5,8 @@
 //! [`check`] looks for what cannot be in a table.
 
 pub mod check;
+#[cfg(feature = "parquet")]
+pub mod parquet;
 pub mod row;
 pub mod table;
 

@@ -118,6 +118,6 @@ pub fn line(key: &Cells, values: &Cells, format: Format) -> String {
 }
 
 /// Quoted where RFC 4180 asks for it.
-fn csv_text(text: &str) -> String {
+pub(super) fn csv_text(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }

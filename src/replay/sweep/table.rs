@@ -6,7 +6,7 @@ use super::row::Format;
 use crate::error::{Result, err};
 
 /// A larger file is refused: rows are some hundred bytes.
-const MAX_BYTES: u64 = 1 << 30;
+pub(super) const MAX_BYTES: u64 = 1 << 30;
 
 /// Columns and rows as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,13 +15,33 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// By the ending of the name: `.csv` or `.jsonl`.
+/// By the ending of the name: `.csv` or `.jsonl`. What is written as `.parquet` is CSV until then, and read back as CSV.
 pub fn format_of(path: &Path) -> Result<Format> {
     match path.extension().and_then(|e| e.to_str()) {
         Some("csv") => Ok(Format::Csv),
         Some("jsonl") => Ok(Format::Jsonl),
-        _ => Err(err!(Argument, "{}: the name must end in .csv or .jsonl", path.display())),
+        Some("parquet") if cfg!(feature = "parquet") => Ok(Format::Csv),
+        Some("parquet") => Err(err!(
+            Argument,
+            "{}: this hotset was built without Parquet; build it with --features parquet, or choose .csv or .jsonl",
+            path.display()
+        )),
+        _ => Err(err!(Argument, "{}: the name must end in .csv, .jsonl or .parquet", path.display())),
     }
+}
+
+/// Whether the table is written at once, when all rows are there, and not row by row.
+pub fn is_parquet(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "parquet")
+}
+
+/// Writes a whole table from its text.
+pub fn write(path: &Path, text: &str) -> Result<()> {
+    #[cfg(feature = "parquet")]
+    if is_parquet(path) {
+        return super::parquet::write(path, text);
+    }
+    std::fs::write(path, text).map_err(|e| err!(Io, "{}: {e}", path.display()))
 }
 
 /// The text of a table, its whole lines only: behind the last line's end a run was cut off.
@@ -30,6 +50,10 @@ pub fn whole_lines(path: &Path) -> Result<String> {
     let length = std::fs::metadata(path).map_err(|e| err!(Io, "{name}: {e}"))?.len();
     if length > MAX_BYTES {
         return Err(err!(Format, "{name}: {length} bytes, a sweep has at most {MAX_BYTES}"));
+    }
+    #[cfg(feature = "parquet")]
+    if is_parquet(path) {
+        return super::parquet::read(path);
     }
     let mut text = std::fs::read_to_string(path).map_err(|e| err!(Io, "{name}: {e}"))?;
     text.truncate(text.rfind('\n').map_or(0, |at| at + 1));
