@@ -38,7 +38,8 @@ fn top_k(row: &[f32]) -> [i32; K] {
     std::array::from_fn(|i| ids[i])
 }
 
-fn both_calls(bench: &mut Criterion) {
+/// A model of the target's number of experts, which are small: none is read while timing.
+fn model() -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("model.gguf");
     let shape = TinyParams {
@@ -50,6 +51,11 @@ fn both_calls(bench: &mut Criterion) {
         ..TinyParams::default()
     };
     tiny::write(&shape, &path, &mut |_| ()).unwrap();
+    (dir, path)
+}
+
+fn both_calls(bench: &mut Criterion) {
+    let (dir, path) = model();
     let gguf = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
     let trace = std::ffi::CString::new(dir.path().join("t.q4rt").to_str().unwrap()).unwrap();
     let rows = rows();
@@ -186,17 +192,7 @@ fn parts(bench: &mut Criterion) {
 
 /// The same without the C border: what the border costs.
 fn hook(bench: &mut Criterion) {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = dir.path().join("model.gguf");
-    let shape = TinyParams {
-        layers: LAYERS,
-        width: 64,
-        ffn: 64,
-        experts: EXPERTS as u32,
-        k: K as u32,
-        ..TinyParams::default()
-    };
-    tiny::write(&shape, &path, &mut |_| ()).unwrap();
+    let (dir, path) = model();
     let config = Config {
         slots: EXPERTS as u32,
         dense: Dense::Leave,

@@ -6,31 +6,26 @@ mod program;
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
-fn hotset(args: &[&str]) -> Output {
-    program::hotset().args(args).output().unwrap()
+fn hotset(args: &[&str]) -> Command {
+    let mut command = program::hotset();
+    command.args(args);
+    command
 }
 
-/// What it prints, of a run that succeeds.
 fn ok(args: &[&str]) -> String {
-    let out = hotset(args);
-    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
+    program::ok(&mut hotset(args))
 }
 
 fn ok_json(args: &[&str]) -> Value {
     serde_json::from_str(&ok(&[args, &["--json"]].concat())).unwrap()
 }
 
-/// A run that fails with this code (no panic, no signal) and says this.
 fn fails(args: &[&str], code: i32, says: &str) {
-    let out = hotset(args);
-    let error = String::from_utf8_lossy(&out.stderr);
-    assert_eq!(out.status.code(), Some(code), "{args:?}: {error}");
-    assert!(error.contains(says), "{args:?}: {error:?} does not say {says:?}");
+    program::fails(&mut hotset(args), code, says);
 }
 
 fn small() -> String {

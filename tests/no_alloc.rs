@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const LAYERS: u32 = 3;
-const EXPERTS: usize = 96;
+const EXPERTS: usize = 300;
 const K: usize = 6;
 
 #[test]
@@ -47,7 +47,8 @@ fn nothing_is_allocated_after_the_first_pass() {
     tiny::write(&shape, &path, &mut |_| ()).unwrap();
     let text = |p: &std::path::Path| CString::new(p.to_str().unwrap()).unwrap();
     let (gguf, trace, metrics) = (text(&path), text(&dir.path().join("t.q4rt")), text(&dir.path().join("m.jsonl")));
-    for (lambda, drop, delta) in [(0.0, 0.0, c::HOTSET_DELTA_TOKEN_TOPK), (0.2, 0.8, c::HOTSET_DELTA_RUNNING_FULL)] {
+    let (topk, running) = (c::HOTSET_DELTA_TOKEN_TOPK, c::HOTSET_DELTA_RUNNING_FULL);
+    for (lambda, drop, delta, top_m) in [(0.0, 0.0, topk, 64), (0.2, 0.8, running, 64), (0.2, 0.8, running, 256)] {
         let mut h = std::ptr::null_mut();
         // SAFETY: as hotset.h has it; what the pointers name lives through the calls.
         unsafe {
@@ -56,6 +57,7 @@ fn nothing_is_allocated_after_the_first_pass() {
                 lambda,
                 drop,
                 delta,
+                top_m,
                 trace: trace.as_ptr(),
                 metrics: metrics.as_ptr(),
                 queue_tokens: 4096,

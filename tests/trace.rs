@@ -2,6 +2,8 @@
 
 #[path = "common/program.rs"]
 mod program;
+#[path = "common/shared.rs"]
+mod shared;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -494,11 +496,9 @@ fn a_panicking_sink_is_an_error() {
 /// The reference replayer reads what we write, and we read it alike.
 #[test]
 fn the_reference_reads_the_same() {
-    let shared = std::env::var_os("HOTSET_SHARED")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
-    let reference = shared.join("reference");
-    if !reference.join("replay_moe_cache.py").exists() || Command::new("python3").arg("--version").output().is_err() {
-        println!("skipped: no reference replayer (HOTSET_SHARED), or no python3");
+    let Some(reference) = shared::shared("reference") else { return };
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("skipped: the reference replayer: no python3");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

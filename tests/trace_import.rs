@@ -1,9 +1,11 @@
 //! Foreign traces: what becomes of small made ones, of files at fault, and of the real ones where they are there.
 #![cfg(feature = "tools")]
 
+#[path = "common/shared.rs"]
+mod shared;
+
 use std::fs::{self, File};
 use std::io::{BufReader, Cursor};
-use std::path::PathBuf;
 
 use half::f16;
 use hotset::cache::{LayerCache, Placed};
@@ -11,6 +13,7 @@ use hotset::trace::import::{self, ImportOptions};
 use hotset::trace::{Phase, Sidecar, Trace, reason};
 use hotset::{ErrorKind, Result};
 use proptest::prelude::*;
+use shared::shared;
 
 const HEADING: &str = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
 
@@ -248,20 +251,9 @@ proptest! {
     }
 }
 
-/// The folder with real traces and reference results, or `None`, which is said.
-fn shared(what: &str) -> Option<PathBuf> {
-    let given = std::env::var_os("HOTSET_SHARED").map(PathBuf::from);
-    let path = given.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"));
-    if path.join("traces").is_dir() {
-        return Some(path);
-    }
-    println!("skipped: {what}: no real traces (HOTSET_SHARED)");
-    None
-}
-
 fn real(folder: &std::path::Path, name: &str, options: ImportOptions) -> (Trace, Sidecar) {
     let mut out = Cursor::new(Vec::new());
-    let mut input = BufReader::new(File::open(folder.join("traces").join(name)).unwrap());
+    let mut input = BufReader::new(File::open(folder.join(name)).unwrap());
     let done = match name.ends_with(".csv") {
         true => import::route_csv(&mut input, &mut out, options),
         false => import::jsonl(&mut input, &mut out, options),
@@ -272,7 +264,7 @@ fn real(folder: &std::path::Path, name: &str, options: ImportOptions) -> (Trace,
 
 #[test]
 fn the_real_traces() {
-    let Some(folder) = shared("import of real traces") else { return };
+    let Some(folder) = shared("traces") else { return };
     // layers, experts, k, tokens of decode, of prefill, left out of prefill
     let wanted = [
         ("qwen.route.csv", 48, 128, 6, 128, 1, 27),
@@ -298,9 +290,8 @@ fn the_real_traces() {
 /// The reference's misses over the imported decode tokens, least recently used.
 #[test]
 fn the_real_traces_miss_as_often_as_in_the_reference() {
-    let Some(folder) = shared("replay of real traces") else { return };
-    let golden: serde_json::Value =
-        serde_json::from_slice(&fs::read(folder.join("reference/golden_replay.json")).unwrap()).unwrap();
+    let (Some(folder), Some(golden)) = (shared("traces"), shared("reference/golden_replay.json")) else { return };
+    let golden: serde_json::Value = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
     let options = ImportOptions { prefill: false, ..ImportOptions::default() };
     for name in ["qwen.route.csv", "gemma.route.csv", "gptoss.route.csv", "kimi.jsonl", "olmoe.jsonl"] {
         let (trace, _) = real(&folder, name, options);

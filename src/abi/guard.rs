@@ -84,6 +84,16 @@ pub unsafe fn write<'a, T: Versioned>(p: *mut T, what: &str) -> Result<&'a mut T
     Ok(unsafe { &mut *p })
 }
 
+/// Fills in a struct of the header whose members are those of the hook's own struct `$of`, and `$more` besides. Both sides are named
+/// in full: a member that only one of them has does not compile.
+macro_rules! fill {
+    ($out:expr, $c:ident, $of:ident = $from:expr, { $($member:ident),+ $(,)? }, { $($more:ident: $value:expr),* }) => {{
+        let $of { $($member),+ } = $from;
+        *$out = c::$c { struct_size: $out.struct_size, $($member,)+ $($more: $value),* };
+    }};
+}
+pub(super) use fill;
+
 /// The detail of an error into the caller's buffer, cut to its size.
 ///
 /// # Safety

@@ -8,17 +8,19 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::bindings as c;
-use crate::error::{Error, Result, err};
+use crate::error::Error;
 use crate::hook::Hook;
-use crate::model::Projection;
+use crate::model::{ExpertTable, MoeLayer};
 use crate::store::Store;
 
 /// What a `struct hotset *` points to.
 pub struct Handle {
     pub hook: Mutex<Hook>,
     pub store: Arc<Store>,
-    /// By layer: its block, and the projection of each of its tensors.
-    pub layers: Vec<LayerNames>,
+    /// The model's, for calls that do not wait for the hook.
+    pub experts: ExpertTable,
+    /// By layer, the names of its tensors.
+    pub tensor_names: Vec<Vec<CString>>,
     pub io_reason: CString,
     pub dense_reason: CString,
     pub architecture: CString,
@@ -26,24 +28,14 @@ pub struct Handle {
     last_error: Mutex<CString>,
 }
 
-pub struct LayerNames {
-    pub block: u32,
-    pub projections: Vec<Projection>,
-    pub tensors: Vec<CString>,
-}
-
 impl Handle {
     pub fn new(hook: Hook, log: Log) -> Self {
-        let layers = hook.model().experts.layers.iter();
+        let experts = hook.model().experts.clone();
+        let names = |l: &MoeLayer| l.tensors.iter().map(|t| c_string(&t.name)).collect();
         Self {
             store: hook.store().clone(),
-            layers: layers
-                .map(|l| LayerNames {
-                    block: l.block,
-                    projections: l.tensors.iter().map(|t| t.projection).collect(),
-                    tensors: l.tensors.iter().map(|t| c_string(&t.name)).collect(),
-                })
-                .collect(),
+            tensor_names: experts.layers.iter().map(names).collect(),
+            experts,
             io_reason: c_string(reason(&hook.store().io_mode().reason)),
             dense_reason: c_string(reason(&hook.dense().report().reason)),
             architecture: c_string(hook.model().architecture().unwrap_or_default()),
@@ -78,16 +70,6 @@ impl Handle {
 
     pub fn last_error(&self) -> *const c_char {
         self.last_error.lock().as_ptr()
-    }
-
-    /// The layer's index in the store.
-    pub fn layer_index(&self, block: u32) -> Result<usize> {
-        match self.layers.get(block as usize) {
-            Some(l) if l.block == block => Ok(block as usize),
-            _ => self.layers.binary_search_by_key(&block, |l| l.block).map_err(|_| {
-                err!(Range, "block {block} is no layer with experts; there are {} of them", self.layers.len())
-            }),
-        }
     }
 }
 

@@ -124,7 +124,7 @@ pub unsafe extern "C" fn hotset_wait(h: *mut c::hotset, layer: u32, slot: i32, p
     // SAFETY: the header asks for a live handle or NULL.
     unsafe {
         on_handle(h, |handle| {
-            let index = handle.layer_index(layer)?;
+            let index = handle.experts.layer_index(layer)?;
             let wanted = match projection as i32 {
                 c::HOTSET_ALL => None,
                 c::HOTSET_GATE => Some(Projection::Gate),
@@ -138,8 +138,8 @@ pub unsafe extern "C" fn hotset_wait(h: *mut c::hotset, layer: u32, slot: i32, p
                     ));
                 }
             };
-            let projections = &handle.layers[index].projections;
-            if wanted.is_some_and(|w| !projections.contains(&w)) {
+            let tensors = &handle.experts.layers[index].tensors;
+            if wanted.is_some_and(|w| tensors.iter().all(|t| t.projection != w)) {
                 return Err(err!(Range, "block {layer} has no tensor of projection {projection}"));
             }
             match (slot, wanted) {
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn hotset_wait(h: *mut c::hotset, layer: u32, slot: i32, p
                 (-1, _) => handle.store.wait_layer(index)?,
                 (slot, None) => handle.store.wait(index, slot_number(slot)?, None)?,
                 (slot, Some(w)) => {
-                    for (i, _) in projections.iter().enumerate().filter(|(_, p)| **p == w) {
+                    for (i, _) in tensors.iter().enumerate().filter(|(_, t)| t.projection == w) {
                         handle.store.wait(index, slot_number(slot)?, Some(i))?;
                     }
                 }

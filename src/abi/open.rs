@@ -96,35 +96,11 @@ pub unsafe extern "C" fn hotset_plan(gguf: *const c_char, p: *const c::hotset_pa
     unsafe {
         with_params(gguf, p, |path, p| {
             let out = guard::write(out, "plan")?;
-            let Plan {
-                n_layers,
-                n_experts,
-                k,
-                slots,
-                slot_bytes,
-                cache_bytes,
-                staging_bytes,
-                min_bytes,
-                expert_bytes,
-                dense_bytes,
+            let planned = plan(&Model::open(&path)?, &params::config(p)?)?;
+            guard::fill!(out, hotset_plan, Plan = planned, {
+                n_layers, n_experts, k, slots, slot_bytes, cache_bytes, staging_bytes, min_bytes, expert_bytes, dense_bytes,
                 memory_bytes,
-            } = plan(&Model::open(&path)?, &params::config(p)?)?;
-            *out = c::hotset_plan {
-                struct_size: out.struct_size,
-                n_layers,
-                n_experts,
-                k,
-                slots,
-                min_slots: k,
-                reserved: 0,
-                slot_bytes,
-                cache_bytes,
-                staging_bytes,
-                min_bytes,
-                expert_bytes,
-                dense_bytes,
-                memory_bytes,
-            };
+            }, { min_slots: k, reserved: 0 });
             Ok(c::HOTSET_OK)
         })
     }
@@ -166,7 +142,7 @@ pub unsafe extern "C" fn hotset_shape(h: *const c::hotset, out: *mut c::hotset_s
                     | flag(prefill.moce, c::HOTSET_PREFILL_MOCE)
                     | flag(prefill.drop, c::HOTSET_PREFILL_DROP),
                 recording: hook.recording().into(),
-                expert_bytes: hook.model().experts.layers.iter().map(|l| l.expert_bytes()).max().unwrap_or(0),
+                expert_bytes: handle.experts.layers.iter().map(|l| l.expert_bytes()).max().unwrap_or(0),
                 slot_bytes: plan.slot_bytes,
                 cache_bytes: plan.slot_bytes * u64::from(live.slots),
                 staging_bytes: plan.staging_bytes,
@@ -191,10 +167,10 @@ pub unsafe extern "C" fn hotset_blocks(h: *const c::hotset, out: *mut u32, n: us
             if n > 0 && (out.is_null() || !out.is_aligned()) {
                 return Err(err!(Argument, "blocks: {out:p} is no array of {n}"));
             }
-            for (i, layer) in handle.layers.iter().enumerate().take(n) {
+            for (i, layer) in handle.experts.layers.iter().enumerate().take(n) {
                 *out.add(i) = layer.block;
             }
-            Ok(handle.layers.len() as i32)
+            Ok(handle.experts.layers.len() as i32)
         })
     }
 }
@@ -204,13 +180,13 @@ pub unsafe extern "C" fn hotset_banks(h: *mut c::hotset, layer: u32, out: *mut c
     // SAFETY: the header asks for a live handle or NULL, and n structs of the first one's size.
     unsafe {
         on_handle(h, |handle| {
-            let index = handle.layer_index(layer)?;
+            let index = handle.experts.layer_index(layer)?;
             let stride = if n > 0 { guard::write(out, "banks[0]")?.struct_size } else { 0 };
             if n > 0 && stride % align_of::<c::hotset_bank>() != 0 {
                 return Err(err!(Argument, "banks[0]: struct_size {stride} is no size of such a struct"));
             }
             let hook = handle.hook.lock();
-            let moe = &hook.model().experts.layers[index];
+            let moe = &handle.experts.layers[index];
             for (i, tensor) in moe.tensors.iter().enumerate().take(n) {
                 let (mapped, _) = handle.store.mapped_slice(index, i)?;
                 let bank = match hook.config().backing {
@@ -219,7 +195,7 @@ pub unsafe extern "C" fn hotset_banks(h: *mut c::hotset, layer: u32, out: *mut c
                 };
                 let bank = c::hotset_bank {
                     struct_size: stride,
-                    name: handle.layers[index].tensors[i].as_ptr(),
+                    name: handle.tensor_names[index][i].as_ptr(),
                     projection: match tensor.projection {
                         Projection::Gate => c::HOTSET_GATE,
                         Projection::Up => c::HOTSET_UP,

@@ -74,55 +74,12 @@ pub unsafe extern "C" fn hotset_stats(h: *mut c::hotset, out: *mut c::hotset_sta
     unsafe {
         on_handle(h, |handle| {
             let out = guard::write(out, "stats")?;
-            let Stats {
-                passes,
-                aborted_passes,
-                decode_tokens,
-                prefill_tokens,
-                pass_through_rows,
-                hits,
-                misses,
-                dropped,
-                swapped,
-                mass_dropped,
-                mass_swapped,
-                bad_rows,
-                read_bytes,
-                device_bytes,
-                reads,
-                failed_reads,
-                wait_ns,
-                resident,
-                resident_bytes,
-                recorded_tokens,
-                left_out_tokens,
-                lost_metrics,
-            } = handle.hook.lock().stats();
-            *out = c::hotset_stats {
-                struct_size: out.struct_size,
-                passes,
-                aborted_passes,
-                decode_tokens,
-                prefill_tokens,
-                pass_through_rows,
-                hits,
-                misses,
-                dropped,
-                swapped,
-                mass_dropped,
-                mass_swapped,
-                bad_rows,
-                read_bytes,
-                device_bytes,
-                reads,
-                failed_reads,
-                wait_ns,
-                resident,
-                resident_bytes,
-                recorded_tokens,
-                left_out_tokens,
-                lost_metrics,
-            };
+            let stats = handle.hook.lock().stats();
+            guard::fill!(out, hotset_stats, Stats = stats, {
+                passes, aborted_passes, decode_tokens, prefill_tokens, pass_through_rows, hits, misses, dropped, swapped,
+                mass_dropped, mass_swapped, bad_rows, read_bytes, device_bytes, reads, failed_reads, wait_ns, resident,
+                resident_bytes, recorded_tokens, left_out_tokens, lost_metrics,
+            }, {});
             Ok(c::HOTSET_OK)
         })
     }

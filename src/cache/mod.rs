@@ -24,9 +24,19 @@ pub use belady::NextUses;
 pub use lru::Lru;
 pub use policy::{AnyPolicy, Build, Policy, Spec};
 
+use crate::error::{Result, err};
+
 /// A number that no expert has.
 pub const NO_EXPERT: u16 = u16::MAX;
 const NO_SLOT: u32 = u32::MAX;
+
+/// `Argument` where a layer has more experts than ids can name.
+pub fn check_experts(n_experts: usize) -> Result<()> {
+    if n_experts >= usize::from(NO_EXPERT) {
+        return Err(err!(Argument, "{n_experts} experts: at most {}", NO_EXPERT - 1));
+    }
+    Ok(())
+}
 
 /// How a victim is chosen. One policy is one file.
 ///
@@ -194,8 +204,9 @@ impl<P: Eviction> LayerCache<P> {
     #[inline]
     fn admit(&mut self, expert: u16) -> Result<(u32, Option<u16>), NoVictim> {
         let (slot, victim) = if self.n_resident < self.capacity {
+            let slot = self.free.pop().ok_or(NoVictim)?;
             self.n_resident += 1;
-            (self.free.pop().ok_or(NoVictim)?, None)
+            (slot, None)
         } else {
             let victim = self.policy.victim().ok_or(NoVictim)?;
             (std::mem::replace(&mut self.slot_of[victim as usize], NO_SLOT), Some(victim))
@@ -305,7 +316,6 @@ impl<P: Eviction> LayerCache<P> {
             let Some(victim) = self.policy.victim() else { break };
             let slot = std::mem::replace(&mut self.slot_of[victim as usize], NO_SLOT);
             self.n_resident -= 1;
-            self.free.push(slot);
             released(slot);
         }
         // Slots keep their numbers when the cache shrinks (no expert is moved), so the free ones are those of 0..n_experts

@@ -285,12 +285,7 @@ static void do_admit(struct hotset_ggml * g, struct layer * l) {
     l->chain_end = l->chain_last;
 
     struct hotset_batch batch;
-    fill_batch(g, l, &batch, 0);
-    for (int i = 0; i < l->n_banks; i++) {
-        if (l->banks[i].part == HOTSET_WEIGHT) {
-            batch.n_experts = l->banks[i].slots;
-        }
-    }
+    fill_batch(g, l, &batch, l->banks[0].slots);
     if (!keep_ids(g, l)) {
         return;
     }

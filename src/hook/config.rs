@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cache::Policy;
+use crate::cache::{Policy, check_experts};
 use crate::error::{Result, err};
 use crate::model::Model;
 use crate::route::{Drop, Moce};
@@ -103,7 +103,9 @@ pub fn plan(model: &Model, config: &Config) -> Result<Plan> {
     if k == 0 || k > fewest {
         return Err(err!(Argument, "k = {k}: a token must use 1 to {fewest} experts (the fewest that a layer has)"));
     }
-    check_settings(&config.moce, &config.drop)?;
+    config.moce.check()?;
+    config.drop.check()?;
+    check_experts(model.experts.n_experts() as usize)?;
     if config.policy.needs_future() {
         return Err(err!(
             Argument,
@@ -176,16 +178,6 @@ impl Plan {
         }
         Ok(())
     }
-}
-
-/// `Argument` where lambda or F are no numbers of 0 or more.
-pub fn check_settings(moce: &Moce, drop: &Drop) -> Result<()> {
-    for (name, value) in [("lambda", moce.lambda), ("drop", drop.threshold)] {
-        if !value.is_finite() || value < 0.0 {
-            return Err(err!(Argument, "{name} = {value}: it must be a number of 0 or more"));
-        }
-    }
-    Ok(())
 }
 
 /// The store's part of the settings, with `reserved` slot numbers per layer.

@@ -212,7 +212,8 @@ impl Hook {
     pub fn set(&mut self, change: impl FnOnce(&mut Live)) -> Result<()> {
         let mut live = self.live();
         change(&mut live);
-        config::check_settings(&live.moce, &live.drop)?;
+        live.moce.check()?;
+        live.drop.check()?;
         live.slots = live.slots.min(self.plan.n_experts);
         self.plan.check_slots(live.slots)?;
         self.pending = Some(live);
@@ -266,13 +267,7 @@ impl Hook {
 
     /// The index of the layer with this block number.
     pub fn layer_index(&self, block: u32) -> Result<usize> {
-        // Mostly blocks are the indices.
-        match self.layers.get(block as usize) {
-            Some(l) if l.block == block => Ok(block as usize),
-            _ => self.layers.binary_search_by_key(&block, |l| l.block).map_err(|_| {
-                err!(Range, "block {block} is no layer with experts; there are {} of them", self.layers.len())
-            }),
-        }
+        self.model.experts.layer_index(block)
     }
 
     /// Until everything recorded and logged so far is written. `State` where nothing is.

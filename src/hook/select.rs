@@ -1,6 +1,5 @@
 //! The first call of a layer: rank the candidates, record them, and rerank in favour of what is resident.
 
-use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::pass::Stage;
@@ -55,21 +54,21 @@ impl Hook {
                 s.ranked.ids.extend_from_slice(row_ids);
                 s.ranked.scores.extend_from_slice(wide);
             }
-            let out = ids.row_mut(token);
-            if !rerank {
-                out.iter_mut().zip(&*row_ids).for_each(|(id, &e)| *id = e.into());
-                continue;
+            let mut bonus = None;
+            if rerank {
+                let range = match self.live.moce.delta {
+                    Delta::TokenTopk => None,
+                    Delta::TokenFull => range.map(f64::from),
+                    Delta::RunningFull => {
+                        l.range.push(range.map(f64::from));
+                        l.range.mean()
+                    }
+                };
+                bonus = self.live.moce.bonus(wide, k, range);
+                self.stats.bad_rows += u64::from(bonus.is_none() && m > k);
             }
-            let range = match self.live.moce.delta {
-                Delta::TokenTopk => None,
-                Delta::TokenFull => range.map(f64::from),
-                Delta::RunningFull => {
-                    l.range.push(range.map(f64::from));
-                    l.range.mean()
-                }
-            };
-            let Some(bonus) = self.live.moce.bonus(wide, k, range) else {
-                self.stats.bad_rows += u64::from(m > k);
+            let out = ids.row_mut(token);
+            let Some(bonus) = bonus else {
                 out.iter_mut().zip(&*row_ids).for_each(|(id, &e)| *id = e.into());
                 continue;
             };
@@ -78,7 +77,7 @@ impl Hook {
             let swapped = self.live.moce.rerank(row_ids, wide, bonus, |e| cache.is_resident(e), raised, chosen);
             if swapped > 0 {
                 l.swapped += swapped;
-                l.mass_swapped += mass_lost(row_scores, chosen, batch.space);
+                l.mass_swapped += moce::mass_lost(row_scores, chosen, batch.space != ScoreSpace::Linear);
             }
             out.iter_mut().zip(&*chosen).for_each(|(id, &rank)| *id = row_ids[rank as usize].into());
         }
@@ -95,8 +94,4 @@ impl Hook {
         }
         recording
     }
-}
-
-fn mass_lost(scores: &[f16], chosen: &[u16], space: ScoreSpace) -> f64 {
-    moce::mass_lost(scores, chosen, space != ScoreSpace::Linear)
 }

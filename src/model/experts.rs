@@ -104,6 +104,17 @@ impl ExpertTable {
         Ok(Self { layers })
     }
 
+    /// The index of the layer with this block number; `Range` where the block has no experts.
+    pub fn layer_index(&self, block: u32) -> Result<usize> {
+        // Mostly blocks are the indices.
+        match self.layers.get(block as usize) {
+            Some(l) if l.block == block => Ok(block as usize),
+            _ => self.layers.binary_search_by_key(&block, |l| l.block).map_err(|_| {
+                err!(Range, "block {block} is no layer with experts; there are {} of them", self.layers.len())
+            }),
+        }
+    }
+
     /// Bytes of all experts of all layers, companions included.
     pub fn total_bytes(&self) -> u64 {
         self.layers.iter().map(|l| l.expert_bytes() * u64::from(l.n_experts)).sum()

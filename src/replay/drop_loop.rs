@@ -7,7 +7,7 @@
 
 use super::drop_static::{PassReads, share};
 use super::routed::{Routed, RoutedPass, Weights};
-use crate::cache::{AnyPolicy, LayerCache, Placed, Policy, Spec};
+use crate::cache::{AnyPolicy, LayerCache, Placed, Policy, Spec, check_experts};
 use crate::error::{Result, err};
 use crate::route::drop::Dropped;
 use crate::route::{Delta, Drop, Moce, moce};
@@ -158,12 +158,8 @@ impl DropSettings {
         if capacity < k {
             return Err(err!(Argument, "capacity {capacity}: a token uses {k} experts, and all of them must fit"));
         }
-        if routed.n_experts >= usize::from(crate::cache::NO_EXPERT) {
-            return Err(err!(Argument, "{} experts: at most {}", routed.n_experts, crate::cache::NO_EXPERT - 1));
-        }
-        if !moce.lambda.is_finite() || moce.lambda < 0.0 {
-            return Err(err!(Argument, "lambda {}: it must be a number of 0 or more", moce.lambda));
-        }
+        check_experts(routed.n_experts)?;
+        moce.check()?;
         if moce.delta != Delta::TokenTopk {
             return Err(err!(Argument, "delta {}: a drop replay knows token_topk only", moce.delta.name()));
         }
@@ -171,8 +167,8 @@ impl DropSettings {
             let name = self.policy.name();
             return Err(err!(Argument, "{name}: what runs depends on what is resident, so there is no future to know"));
         }
-        if let Some(f) = thresholds.iter().chain([&self.threshold]).find(|f| !f.is_finite() || **f < 0.0) {
-            return Err(err!(Argument, "F {f}: it must be a number of 0 or more"));
+        for &threshold in thresholds.iter().chain([&self.threshold]) {
+            Drop { threshold, ..Drop::default() }.check()?;
         }
         let (phase, tokens, warmup) = (self.phase.as_str(), routed.tokens(self.phase), self.warmup);
         if tokens <= warmup {

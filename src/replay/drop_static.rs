@@ -109,9 +109,7 @@ pub fn drop_static(routed: &Routed, rule: Rule, phase: Phase, weights: Weights) 
         return Err(err!(Argument, "{}: the run has no tokens of it", phase.as_str()));
     }
     match rule {
-        Rule::Cold { threshold } if !threshold.is_finite() || threshold < 0.0 => {
-            return Err(err!(Argument, "F {threshold}: it must be a number of 0 or more"));
-        }
+        Rule::Cold { threshold } => Drop { threshold, ..Drop::default() }.check()?,
         Rule::KeepTop(j) if j == 0 || j > routed.k => {
             return Err(err!(Argument, "keep the top {j}: from 1 to {} wanted", routed.k));
         }

@@ -36,7 +36,7 @@ pub use routed::{Routed, Weights};
 
 use std::sync::Arc;
 
-use crate::cache::{NextUses, Policy, Spec, policy};
+use crate::cache::{NextUses, Policy, Spec, check_experts, policy};
 use crate::error::{Result, err};
 use crate::route::{Delta, Moce};
 use crate::trace::Trace;
@@ -95,9 +95,7 @@ impl Settings {
                 "the trace has {n_tokens} tokens and the warm-up takes {warmup}: nothing is left to count"
             ));
         }
-        if !self.moce.lambda.is_finite() || self.moce.lambda < 0.0 {
-            return Err(err!(Argument, "lambda {}: it must be a number of 0 or more", self.moce.lambda));
-        }
+        self.moce.check()?;
         if self.policy.needs_future() && self.moce.lambda > 0.0 {
             return Err(err!(
                 Argument,
@@ -107,9 +105,7 @@ impl Settings {
                 self.moce.lambda
             ));
         }
-        if n_experts >= usize::from(crate::cache::NO_EXPERT) {
-            return Err(err!(Argument, "{n_experts} experts: at most {}", crate::cache::NO_EXPERT - 1));
-        }
+        check_experts(n_experts)?;
         self.spec(n_experts, None).check()
     }
 

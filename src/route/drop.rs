@@ -4,6 +4,8 @@
 //! weight 0: an engine's matmul computes it all the same, so it must be memory that was written (0 times NaN is NaN), and
 //! it must be no repeated id (kernels keep one row list an expert). So no more is dropped than such experts can be found.
 
+use crate::error::{Result, err};
+
 /// Whether what is left is scaled back to the sum it had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Renormalise {
@@ -30,6 +32,14 @@ pub struct Dropped {
 }
 
 impl Drop {
+    /// `Argument` where F is no number of 0 or more.
+    pub fn check(&self) -> Result<()> {
+        if !self.threshold.is_finite() || self.threshold < 0.0 {
+            return Err(err!(Argument, "drop, F {}: it must be a number of 0 or more", self.threshold));
+        }
+        Ok(())
+    }
+
     /// Marks in `dropped` which of the token's experts do not run.
     ///
     /// `weights` are the engine's final ones; `resident(i)` says whether the i-th expert is a hit; `n_resident` is what

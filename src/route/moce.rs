@@ -6,6 +6,8 @@
 
 use half::f16;
 
+use crate::error::{Result, err};
+
 /// What the bonus is a share of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delta {
@@ -80,6 +82,14 @@ impl RunningRange {
 }
 
 impl Moce {
+    /// `Argument` where lambda is no number of 0 or more.
+    pub fn check(&self) -> Result<()> {
+        if !self.lambda.is_finite() || self.lambda < 0.0 {
+            return Err(err!(Argument, "lambda {}: it must be a number of 0 or more", self.lambda));
+        }
+        Ok(())
+    }
+
     /// lambda times delta for this token; None where the token is not to be reranked: lambda 0, not more candidates
     /// than k, a score among the top k that is no number or saturated, or nothing to tell the candidates apart.
     ///

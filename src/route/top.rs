@@ -28,6 +28,7 @@ pub struct Top {
     near_keys: Vec<i32>,
     near_ids: Vec<u16>,
     taken: Vec<bool>,
+    order: Vec<u16>,
     hint: i32,
 }
 
@@ -110,9 +111,11 @@ impl Top {
         if near > 192 {
             // Many equal keys, or many candidates: counting is quadratic.
             let keys = &self.near_keys[..near];
-            let mut order: Vec<u16> = (0..near as u16).collect();
-            order.sort_by_key(|&i| (std::cmp::Reverse(keys[i as usize]), i));
-            ids.iter_mut().zip(order).for_each(|(id, i)| *id = self.near_ids[i as usize]);
+            self.order.clear();
+            self.order.reserve(self.keys.len());
+            self.order.extend(0..near as u16);
+            self.order.sort_unstable_by_key(|&i| (std::cmp::Reverse(keys[i as usize]), i));
+            ids.iter_mut().zip(&self.order).for_each(|(id, &i)| *id = self.near_ids[i as usize]);
             return;
         }
         // Whole vectors only: what pads them is above nothing.
@@ -120,6 +123,8 @@ impl Top {
         self.near_keys[near..padded].fill(NAN);
         let keys = &self.near_keys[..padded];
         self.taken.clear();
+        // How many are near differs from row to row: room for all, once.
+        self.taken.reserve(self.keys.len());
         self.taken.resize(near, false);
         for (&k, &id) in keys[..near].iter().zip(&self.near_ids) {
             let mut above = [0i32; PAD];

@@ -2,22 +2,18 @@
 
 use std::fs::File;
 use std::io::{BufReader, Cursor};
-use std::path::PathBuf;
 
 use hotset::trace::routing::{LayerRows, RoutedPass};
 use hotset::trace::{Phase, Routing, import};
 use proptest::prelude::*;
 
+use crate::shared::shared;
+
 pub const HEADING: &str = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
 
 /// A real trace by its name, or `None`, which is said.
 pub fn real(name: &str) -> Option<Routing> {
-    let given = std::env::var_os("HOTSET_SHARED").map(PathBuf::from);
-    let shared = given.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"));
-    let Ok(file) = File::open(shared.join("traces").join(name).with_extension("route.csv")) else {
-        println!("skipped: {name}: no real traces (HOTSET_SHARED)");
-        return None;
-    };
+    let file = File::open(shared(&format!("traces/{name}.route.csv"))?).unwrap();
     Some(import::route_csv_routing(&mut BufReader::new(file), None).unwrap())
 }
 

@@ -3,6 +3,8 @@
 
 mod global;
 mod made;
+#[path = "../common/shared.rs"]
+mod shared;
 
 use std::io::Cursor;
 

@@ -8,29 +8,21 @@ mod closed;
 #[cfg(feature = "cli")]
 #[path = "../common/program.rs"]
 mod program;
+#[path = "../common/shared.rs"]
+mod shared;
 
 use std::fs::File;
 use std::io::{BufReader, Cursor};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hotset::replay::{DropSettings, Routed, Rule, Static, Weights, drop_loop, drop_static};
 use hotset::route::Moce;
 use hotset::trace::Phase;
 use hotset::{ErrorKind, Result};
-
-/// The folder with real traces, or `None`, which is said.
-fn shared(what: &str) -> Option<PathBuf> {
-    let given = std::env::var_os("HOTSET_SHARED").map(PathBuf::from);
-    let path = given.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"));
-    if path.join("traces").is_dir() {
-        return Some(path);
-    }
-    println!("skipped: {what}: no real traces (HOTSET_SHARED)");
-    None
-}
+use shared::shared;
 
 fn real(folder: &Path, name: &str) -> Routed {
-    let path = folder.join("traces").join(format!("{name}.route.csv"));
+    let path = folder.join(format!("{name}.route.csv"));
     Routed::from_csv(&mut BufReader::new(File::open(path).unwrap())).unwrap()
 }
 
@@ -41,7 +33,7 @@ fn decode(routed: &Routed, rule: Rule) -> Static {
 /// Every cell of the reference's table, as it is printed there: reads avoided in %, mass dropped in %.
 #[test]
 fn the_references_table() {
-    let Some(folder) = shared("static drop replay") else { return };
+    let Some(folder) = shared("traces") else { return };
     let cold = [
         ("qwen", "0.1 5.8 36.8 66.1", "0.00 0.49 4.44 9.46"),
         ("gemma", "1.9 13.3 41.2 67.4", "0.06 0.87 4.09 8.18"),
@@ -75,7 +67,7 @@ fn the_references_table() {
 /// A prefill reads an expert once a pass: what one of its tokens still uses is read.
 #[test]
 fn a_prefill_of_the_real_traces() {
-    let Some(folder) = shared("static drop replay of prefills") else { return };
+    let Some(folder) = shared("traces") else { return };
     for name in ["qwen", "gemma", "gptoss"] {
         let routed = real(&folder, name);
         let of = |rule| drop_static(&routed, rule, Phase::Prefill, Weights::Recorded).unwrap();

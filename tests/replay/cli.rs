@@ -9,8 +9,9 @@ use hotset::route::{Moce, ScoreSpace};
 use hotset::trace::Phase;
 use serde_json::Value;
 
-use crate::golden::{data, shared};
+use crate::golden::data;
 use crate::program;
+use crate::shared::shared;
 
 pub fn hotset(args: &[&str]) -> Output {
     program::hotset().args(args).output().unwrap()

@@ -10,6 +10,7 @@ use hotset::trace::Trace;
 use serde_json::Value;
 
 use crate::model::{self, Row};
+use crate::shared::shared;
 use crate::{replay, settings, trace_of};
 
 pub fn data(name: &str) -> PathBuf {
@@ -18,17 +19,6 @@ pub fn data(name: &str) -> PathBuf {
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-}
-
-/// Reference data that is not in the repository.
-pub fn shared(name: &str) -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared");
-    let path = std::env::var_os("HOTSET_SHARED").map_or_else(beside, PathBuf::from).join(name);
-    if !path.exists() {
-        eprintln!("skipped: {name} is not there (HOTSET_SHARED)");
-        return None;
-    }
-    Some(path)
 }
 
 fn number(v: &Value, key: &str) -> usize {

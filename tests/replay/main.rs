@@ -9,6 +9,8 @@ mod parquet;
 #[path = "../common/program.rs"]
 mod program;
 mod rules;
+#[path = "../common/shared.rs"]
+mod shared;
 mod wrong;
 
 use half::f16;
