@@ -2,7 +2,7 @@
  *
  *     host MODEL.gguf SCRATCH_FOLDER
  *
- * Not provoked from out here: HOTSET_E_MEMORY (tests/store/faults.rs does), and HOTSET_E_INTERNAL, which would be a bug.
+ * Not provoked: HOTSET_E_INTERNAL, which would be a bug.
  *
  * Needs a model in one file, whose layers have the same number of experts, at least 3 x k of them, and 2 layers or more with experts. Prints
  * "N checks passed", or the checks that failed, and then returns 1.
@@ -700,6 +700,41 @@ static void check_changed_file(void) {
     hotset_close(h);
 }
 
+static void put(FILE * f, uint64_t value, size_t bytes) { /* little endian */
+    for (size_t i = 0; i < bytes; i++) fputc((int) (value >> (8 * i) & 255), f);
+}
+
+/* More address space than there is: a sparse file with two experts of 12 GiB in a layer, and 65,534 small ones in another. A slot number is
+ * reserved for each expert, so that the slots of the first layer would take 768 TiB. */
+static void check_memory(void) {
+    static const char * const projections[] = { "gate", "up", "down" };
+    const uint64_t            wide[4] = { 1 << 15, 1 << 15, 2, UINT64_C(8) << 30 }, many[4] = { 1, 1, 65534, 262144 }; /* shape, bytes padded to 32 */
+    char                      path[512];
+    path_of(path, sizeof path, "vast.gguf");
+    FILE * f = fopen(path, "wb");
+    if (!CHECK_TRUE(f != NULL)) return;
+    fputs("GGUF", f);
+    put(f, 3, 4), put(f, 6, 8), put(f, 0, 8); /* version, tensors, metadata */
+    uint64_t offset = 0;
+    for (int i = 0; i < 6; i++) {
+        const uint64_t * shape = i < 3 ? wide : many;
+        char             name[64];
+        snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", i / 3, projections[i % 3]);
+        put(f, strlen(name), 8), fputs(name, f);
+        put(f, 3, 4), put(f, shape[0], 8), put(f, shape[1], 8), put(f, shape[2], 8);
+        put(f, 0, 4), put(f, offset, 8); /* f32 */
+        offset += shape[3];
+    }
+    const long header = ftell(f);
+    fclose(f);
+    CHECK(truncate(path, (off_t) ((header + 31) / 32 * 32 + (off_t) offset)), 0);
+    struct hotset_params p = hotset_params_default();
+    p.k     = 1;
+    p.slots = 1;
+    CHECK_REFUSED(path, p, HOTSET_E_MEMORY);
+    unlink(path);
+}
+
 /* A metrics log that nobody takes in: a pipe with a reader that does not read. Decoding goes on, rows are counted as lost, a flush ends at its bound. */
 static void check_timeout(void) {
     char path[512];
@@ -743,6 +778,7 @@ int main(int argc, char ** argv) {
     check_plan(&plan);
     if (n_failed == 0) check_refusals(&plan);
     if (n_failed == 0) check_session(&plan);
+    if (n_failed == 0) check_memory();
     if (n_failed == 0) check_timeout();
     if (n_failed == 0) check_changed_file();
     if (n_failed != 0) {

@@ -95,12 +95,22 @@ fn a_random_model_in_3_shards_is_the_same_through_slots() {
     let shape = TinyParams { layers: 5, experts: 24, k: 3, shards: 3, seed: 11, ..TinyParams::default() };
     let first = tiny_model(&dir, shape);
     assert!(first.to_str().unwrap().ends_with("-00001-of-00003.gguf"));
-    for prompt in &prompts(&dir)[..2] {
-        let resident = decode(&first, prompt, 100, "--no-hook --ignore-eos");
+    let file = model().with_file_name("heldout.txt");
+    let perplexity =
+        |flags: &str| json(&first, &["perplexity", "-f", file.to_str().unwrap(), "--bytes", "4096"], flags);
+    let resident = perplexity("--no-hook");
+    for way in ["--slots 5 --lanes 1 --poison", "--slots 5 --io buffered", "--backing page-cache --slots 9"] {
+        assert_eq!(perplexity(way)["logits_fnv"], resident["logits_fnv"], "perplexity, {way}");
+    }
+    for (prompt, tokens) in prompts(&dir).iter().zip([1, 5, 300]) {
+        let resident = decode(&first, prompt, 200, "--no-hook --ignore-eos");
         for way in
             ["--slots 5 --poison", "--slots 5 --lanes 1 --io buffered", "--slots 24", "--backing page-cache --slots 9"]
         {
-            let run = decode(&first, prompt, 100, &format!("{way} --ignore-eos"));
+            let run = decode(&first, prompt, 200, &format!("{way} --ignore-eos"));
+            if !way.contains("page-cache") {
+                assert_eq!(number(&run, "pass_through_rows") > 0, tokens > 1 && way.contains("--slots 5"), "{way}");
+            }
             assert_eq!((&run["logits_fnv"], &run["finite"]), (&resident["logits_fnv"], &Value::Bool(true)), "{way}");
             assert!(number(&run, "misses") > 0, "{way}");
         }
