@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-use hotset::cache::Policy;
+use hotset::cache::{LayerCache, NextUses, Policy, Spec};
 use hotset::replay::{KeepMap, Replay, Settings};
+use hotset::route::Moce;
 use hotset::trace::Trace;
 use serde_json::Value;
 
@@ -143,6 +145,28 @@ for t in range(400):
     print(json.dumps([[e, z] for z, e in row[:24]]))
 "#;
 
+/// Misses after 40 tokens of `cache` and `route` on scores that no trace has rounded: 64 experts, 24 slots, k 6, J 3.
+fn unrounded(rows: &[Row], policy: Policy, lambda: f64) -> u64 {
+    const K: usize = 6;
+    let own: Vec<Vec<u16>> = rows.iter().map(|row| row[..K].iter().map(|c| c.0).collect()).collect();
+    let next_uses = policy.needs_future().then(|| Arc::new(NextUses::new(64, own.iter().map(Vec::as_slice))));
+    let mut cache = LayerCache::new(policy.build(&Spec { next_uses, ..Spec::new(64) }), 64, 24);
+    let moce = Moce { lambda, top_j: 3, ..Moce::default() };
+    let mut misses = 0;
+    for (token, row) in rows.iter().enumerate() {
+        let (ids, scores): (Vec<u16>, Vec<f64>) = row.iter().copied().unzip();
+        let narrow: Vec<f32> = scores.iter().map(|&z| z as f32).collect();
+        let mut ranks: Vec<u16> = (0..K as u16).collect();
+        if let Some(bonus) = moce.bonus(&scores, K, None) {
+            moce.rerank(&ids, &scores, bonus, |e| cache.is_resident(e), &mut [0.0; K], &mut ranks);
+        }
+        let chosen: Vec<u16> = ranks.iter().map(|&rank| ids[rank as usize]).collect();
+        let missed = cache.token(&chosen, Some((&ids, &narrow, K))).unwrap();
+        misses += if token >= 40 { u64::from(missed) } else { 0 };
+    }
+    misses
+}
+
 #[test]
 fn the_references_self_test() {
     let Ok(made) = Command::new("python3").args(["-c", SELF_TEST]).output() else {
@@ -158,11 +182,13 @@ fn the_references_self_test() {
         let s = Settings { warmup: 40, ..settings(policy, 24, 6, 0.0, 3) };
         assert_eq!(model::misses(&rows, 64, &s), misses, "{policy:?}");
         let found = replay(&trace, None, &s)[0].misses;
+        assert_eq!(unrounded(&rows, policy, 0.0), misses, "{policy:?}, with the scores as they are");
         // Differences of scores are credited: f16 makes them others.
         let slack = if policy == Policy::InverseRouterEma { 3 } else { 0 };
         assert!(found.abs_diff(misses) <= slack, "{policy:?}: {found}, {misses} wanted");
     }
     let s = Settings { warmup: 40, ..settings(Policy::NearPickEma, 24, 6, 0.15, 3) };
     assert_eq!(model::misses(&rows, 64, &s), 155);
+    assert_eq!(unrounded(&rows, Policy::NearPickEma, 0.15), 155, "with the scores as they are");
     assert!(replay(&trace, None, &s)[0].misses.abs_diff(155) <= 3);
 }
