@@ -20,8 +20,8 @@
  *   Strides     in bytes, from one token's row to the next; within a row elements are adjacent.
  *   Layers      are named by the block number in the file (the 3 in "blk.3."); blocks without experts are no layers here.
  *   Experts     0 <= id < n_experts of that layer, distinct within a token.
- *   Threads     hotset_select, hotset_admit and hotset_layer: one thread at a time, layers in ascending order within a pass. hotset_wait:
- *               any thread, several at once. Everything else: any thread; it may wait for a per-layer call in progress.
+ *   Threads     hotset_select, hotset_admit and hotset_layer: one thread at a time, layers in ascending order within a pass. hotset_wait
+ *               and hotset_ready: any thread, several at once. Everything else: any thread; it may wait for a per-layer call in progress.
  *   Passes      begin with the first call for a layer that is not behind the previous call's, and end with
  *               hotset_admit of the last layer. What a pass that was cut off (an aborted decode) left is put in order then.
  *   Globals     none. Two handles know nothing of each other.
@@ -44,6 +44,7 @@ extern "C" {
 enum {
     HOTSET_OK            =  0,
     HOTSET_PASS_THROUGH  =  1, /* hotset_admit: ids are expert ids still, compute from hotset_bank.mapped */
+    HOTSET_IN_FLIGHT     =  2, /* hotset_ready: not there yet */
     HOTSET_E_ARGUMENT    = -1, /* null pointer, unknown enum value, bad size or stride, n_experts or k not the model's */
     HOTSET_E_RANGE       = -2, /* a layer, expert, slot or projection that is not there; an id twice in one token */
     HOTSET_E_IO          = -3, /* the system refused a file operation or a read */
@@ -321,6 +322,10 @@ int32_t hotset_admit(struct hotset * h, const struct hotset_batch * batch, int32
  * companions), or HOTSET_ALL; with slot -1 all projections are waited for. Fast where nothing is in flight. Bounded by hotset_params.wait_ms. On an error the
  * slot's bytes must not be used, and its expert is a miss again. */
 int32_t hotset_wait(struct hotset * h, uint32_t layer, int32_t slot, uint32_t projection);
+
+/* hotset_wait without the wait: HOTSET_IN_FLIGHT where it would wait, else what it would return. Two loads where nothing is in flight. An
+ * engine computes with what is there first, and lets a layer without misses pass uninterrupted. */
+int32_t hotset_ready(struct hotset * h, uint32_t layer, int32_t slot, uint32_t projection);
 
 /* hotset_select, a softmax over the chosen scores (logits; for other score spaces the scores normalised to sum 1), and hotset_admit
  * in one, for an engine without a graph. ids and weights: out (ids in, too, with HOTSET_BATCH_ROUTED). */

@@ -5,6 +5,7 @@
 pub const HOTSET_ABI_VERSION: u32 = 1;
 pub const HOTSET_OK: _bindgen_ty_1 = 0;
 pub const HOTSET_PASS_THROUGH: _bindgen_ty_1 = 1;
+pub const HOTSET_IN_FLIGHT: _bindgen_ty_1 = 2;
 pub const HOTSET_E_ARGUMENT: _bindgen_ty_1 = -1;
 pub const HOTSET_E_RANGE: _bindgen_ty_1 = -2;
 pub const HOTSET_E_IO: _bindgen_ty_1 = -3;
@@ -414,6 +415,9 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn hotset_wait(h: *mut hotset, layer: u32, slot: i32, projection: u32) -> i32;
+}
+unsafe extern "C" {
+    pub fn hotset_ready(h: *mut hotset, layer: u32, slot: i32, projection: u32) -> i32;
 }
 unsafe extern "C" {
     pub fn hotset_layer(

@@ -2,11 +2,13 @@
 
 use super::bindings as c;
 use super::guard::{self, on_handle};
+use super::handle::Handle;
 use super::rows::Strided;
 use crate::error::{Result, err};
 use crate::hook::{Batch, Outcome, Placed};
-use crate::model::Projection;
+use crate::model::{ExpertTensor, Projection};
 use crate::route::ScoreSpace;
+use crate::store::Store;
 use crate::trace::Phase;
 
 fn batch(b: &c::hotset_batch) -> Result<Batch> {
@@ -119,40 +121,99 @@ pub unsafe extern "C" fn hotset_admit(
     }
 }
 
+/// What `hotset_wait` and `hotset_ready` ask about.
+enum Awaited<'a> {
+    /// Nothing: with the page-cache backing nothing is ever in flight.
+    Nothing,
+    Layer(usize),
+    Slot(usize, u32),
+    /// The slot's tensors of one projection.
+    Projection(usize, u32, Projection, &'a [ExpertTensor]),
+}
+
+impl<'a> Awaited<'a> {
+    fn new(handle: &'a Handle, layer: u32, slot: i32, projection: u32) -> Result<Self> {
+        let index = handle.experts.layer_index(layer)?;
+        let wanted = match projection as i32 {
+            c::HOTSET_ALL => None,
+            c::HOTSET_GATE => Some(Projection::Gate),
+            c::HOTSET_UP => Some(Projection::Up),
+            c::HOTSET_GATE_UP => Some(Projection::GateUp),
+            c::HOTSET_DOWN => Some(Projection::Down),
+            _ => {
+                return Err(err!(
+                    Range,
+                    "projection {projection} is none of HOTSET_GATE, _UP, _GATE_UP, _DOWN, _ALL"
+                ));
+            }
+        };
+        let tensors = &handle.experts.layers[index].tensors;
+        if wanted.is_some_and(|w| tensors.iter().all(|t| t.projection != w)) {
+            return Err(err!(Range, "block {layer} has no tensor of projection {projection}"));
+        }
+        Ok(match (slot, wanted) {
+            _ if handle.store.slots() == 0 => Awaited::Nothing,
+            (-1, _) => Awaited::Layer(index),
+            (slot, None) => Awaited::Slot(index, slot_number(slot)?),
+            (slot, Some(w)) => Awaited::Projection(index, slot_number(slot)?, w, tensors),
+        })
+    }
+
+    fn wait(&self, store: &Store) -> Result<()> {
+        match *self {
+            Awaited::Nothing => Ok(()),
+            Awaited::Layer(index) => store.wait_layer(index),
+            Awaited::Slot(index, slot) => store.wait(index, slot, None),
+            Awaited::Projection(index, slot, w, tensors) => {
+                slices(w, tensors).try_for_each(|i| store.wait(index, slot, Some(i)))
+            }
+        }
+    }
+
+    /// Whether `wait` would return at once.
+    fn is_over(&self, store: &Store) -> Result<bool> {
+        match *self {
+            Awaited::Nothing => Ok(true),
+            Awaited::Layer(index) => store.is_idle(index),
+            Awaited::Slot(index, slot) => store.is_over(index, slot, None),
+            Awaited::Projection(index, slot, w, tensors) => {
+                for i in slices(w, tensors) {
+                    if !store.is_over(index, slot, Some(i))? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+}
+
+fn slices(wanted: Projection, tensors: &[ExpertTensor]) -> impl Iterator<Item = usize> {
+    tensors.iter().enumerate().filter(move |(_, t)| t.projection == wanted).map(|(i, _)| i)
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hotset_wait(h: *mut c::hotset, layer: u32, slot: i32, projection: u32) -> i32 {
     // SAFETY: the header asks for a live handle or NULL.
     unsafe {
         on_handle(h, |handle| {
-            let index = handle.experts.layer_index(layer)?;
-            let wanted = match projection as i32 {
-                c::HOTSET_ALL => None,
-                c::HOTSET_GATE => Some(Projection::Gate),
-                c::HOTSET_UP => Some(Projection::Up),
-                c::HOTSET_GATE_UP => Some(Projection::GateUp),
-                c::HOTSET_DOWN => Some(Projection::Down),
-                _ => {
-                    return Err(err!(
-                        Range,
-                        "projection {projection} is none of HOTSET_GATE, _UP, _GATE_UP, _DOWN, _ALL"
-                    ));
-                }
-            };
-            let tensors = &handle.experts.layers[index].tensors;
-            if wanted.is_some_and(|w| tensors.iter().all(|t| t.projection != w)) {
-                return Err(err!(Range, "block {layer} has no tensor of projection {projection}"));
+            Awaited::new(handle, layer, slot, projection)?.wait(&handle.store)?;
+            Ok(c::HOTSET_OK)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hotset_ready(h: *mut c::hotset, layer: u32, slot: i32, projection: u32) -> i32 {
+    // SAFETY: the header asks for a live handle or NULL.
+    unsafe {
+        on_handle(h, |handle| {
+            let awaited = Awaited::new(handle, layer, slot, projection)?;
+            if !awaited.is_over(&handle.store)? {
+                return Ok(c::HOTSET_IN_FLIGHT);
             }
-            match (slot, wanted) {
-                // With the page-cache backing nothing is ever in flight.
-                _ if handle.store.slots() == 0 => {}
-                (-1, _) => handle.store.wait_layer(index)?,
-                (slot, None) => handle.store.wait(index, slot_number(slot)?, None)?,
-                (slot, Some(w)) => {
-                    for (i, _) in tensors.iter().enumerate().filter(|(_, t)| t.projection == w) {
-                        handle.store.wait(index, slot_number(slot)?, Some(i))?;
-                    }
-                }
-            }
+            // Returns at once: what was read, or how it failed.
+            awaited.wait(&handle.store)?;
             Ok(c::HOTSET_OK)
         })
     }

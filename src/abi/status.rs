@@ -27,6 +27,7 @@ fn text(status: i32) -> &'static CStr {
     match status {
         c::HOTSET_OK => c"success",
         c::HOTSET_PASS_THROUGH => c"the batch passes through: its experts do not fit the slots",
+        c::HOTSET_IN_FLIGHT => c"not there yet",
         c::HOTSET_E_ARGUMENT => c"an argument that cannot be",
         c::HOTSET_E_RANGE => c"no such layer, expert, slot or projection, or an expert twice in a token",
         c::HOTSET_E_IO => c"the system refused a file operation",

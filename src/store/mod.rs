@@ -198,6 +198,20 @@ impl Store {
         slots.first_failure()
     }
 
+    /// Whether `wait` would return at once: nothing of it is in flight, however its reads ended.
+    pub fn is_over(&self, layer: usize, slot: u32, slice: Option<usize>) -> Result<bool> {
+        let slots = self.shared.slot_in(layer, slot)?;
+        if let Some(i) = slice {
+            self.shared.tensor(layer, i)?;
+        }
+        Ok(slots.is_over(slot, slice.map(|i| i as u32)))
+    }
+
+    /// Whether nothing is in flight in the layer.
+    pub fn is_idle(&self, layer: usize) -> Result<bool> {
+        Ok(self.shared.layer(layer)?.is_idle())
+    }
+
     /// Whether a slice, or with None the whole expert, is in the slot now. Out of range is false.
     pub fn is_ready(&self, layer: usize, slot: u32, slice: Option<usize>) -> bool {
         let in_range = slice.is_none_or(|i| self.shared.tensor(layer, i).is_ok());

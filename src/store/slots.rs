@@ -182,14 +182,18 @@ impl LayerSlots {
         }
     }
 
+    /// Whether nothing of the slice, or of the whole slot, is in flight.
+    pub fn is_over(&self, slot: u32, slice: Option<u32>) -> bool {
+        match slice {
+            Some(i) => self.slice(slot, i).load(Acquire) != Slice::Reading as u8,
+            None => self.slots[slot as usize].word.load(Acquire) & IN_FLIGHT == 0,
+        }
+    }
+
     /// Waits until the slice, or the whole slot, is there. Err if its read failed, if nobody asked for it, or if it is not
     /// there after `timeout`.
     pub fn wait(&self, slot: u32, slice: Option<u32>, timeout: Duration) -> Result<()> {
-        let over = || match slice {
-            Some(i) => self.slice(slot, i).load(Acquire) != Slice::Reading as u8,
-            None => self.slots[slot as usize].word.load(Acquire) & IN_FLIGHT == 0,
-        };
-        let over = self.sleep_until(over, timeout);
+        let over = self.sleep_until(|| self.is_over(slot, slice), timeout);
         if self.is_ready(slot, slice) {
             return Ok(());
         }

@@ -150,7 +150,7 @@ static void check_bytes(struct hotset * h, uint32_t layer, uint32_t rows) {
 static void check_words(void) {
     CHECK(hotset_abi_version(), HOTSET_ABI_VERSION);
     CHECK_HAS(hotset_version(), ".");
-    for (int32_t s = HOTSET_E_INTERNAL; s <= HOTSET_PASS_THROUGH; s++) {
+    for (int32_t s = HOTSET_E_INTERNAL; s <= HOTSET_IN_FLIGHT; s++) {
         CHECK_TRUE(hotset_strerror(s)[0] != 0);
         for (int32_t r = HOTSET_E_INTERNAL; r < s; r++) CHECK_TRUE(strcmp(hotset_strerror(s), hotset_strerror(r)) != 0);
     }
@@ -322,9 +322,14 @@ static void decode_layer(struct hotset * h, uint32_t layer, uint32_t rows, uint6
     CHECK(o.placement, HOTSET_OK);
     CHECK(o.hits + o.misses + o.dropped, rows * k);
     check_rows(ids, rows, k, shape.n_experts); /* slot numbers are below n_experts */
+    const int32_t early = hotset_ready(h, layer, ids[0], HOTSET_DOWN);
+    CHECK(early == HOTSET_OK || early == HOTSET_IN_FLIGHT, 1);
     CHECK(hotset_wait(h, layer, ids[0], HOTSET_DOWN), HOTSET_OK);
+    CHECK(hotset_ready(h, layer, ids[0], HOTSET_DOWN), HOTSET_OK);
     CHECK(hotset_wait(h, layer, ids[k - 1], HOTSET_ALL), HOTSET_OK);
+    CHECK(hotset_ready(h, layer, ids[k - 1], HOTSET_ALL), HOTSET_OK);
     CHECK(hotset_wait(h, layer, -1, HOTSET_ALL), HOTSET_OK);
+    CHECK(hotset_ready(h, layer, -1, HOTSET_ALL), HOTSET_OK);
     check_bytes(h, layer, rows);
     *hits += o.hits;
     *misses += o.misses;
@@ -401,6 +406,11 @@ static void check_bad_calls(struct hotset * h, uint32_t layer) {
     CHECK(hotset_wait(h, layer, -2, HOTSET_ALL), HOTSET_E_RANGE);
     CHECK(hotset_wait(h, layer, INT32_MIN, HOTSET_ALL), HOTSET_E_RANGE);
     CHECK(hotset_wait(h, layer, 0, 77), HOTSET_E_RANGE);
+    CHECK(hotset_ready(NULL, layer, -1, HOTSET_ALL), HOTSET_E_ARGUMENT);
+    CHECK(hotset_ready(h, 100000, -1, HOTSET_ALL), HOTSET_E_RANGE);
+    CHECK(hotset_ready(h, layer, (int32_t) shape.n_experts, HOTSET_ALL), HOTSET_E_RANGE);
+    CHECK(hotset_ready(h, layer, -2, HOTSET_ALL), HOTSET_E_RANGE);
+    CHECK(hotset_ready(h, layer, 0, 77), HOTSET_E_RANGE);
 
     /* none of it was counted, or moved anything */
     CHECK(hotset_stats(h, &s1), HOTSET_OK);
@@ -511,6 +521,7 @@ static void check_session(const struct hotset_plan * plan) {
     decode_layer(h, blocks[0], 1, &hits, &misses);
     check_bad_calls(h, blocks[1]);
     CHECK(hotset_wait(h, blocks[0], (int32_t) shape.n_experts - 1, HOTSET_ALL), HOTSET_E_STATE); /* nothing was read into that slot */
+    CHECK(hotset_ready(h, blocks[0], (int32_t) shape.n_experts - 1, HOTSET_ALL), HOTSET_E_STATE);
     for (uint32_t l = 1; l < n_layers; l++) decode_layer(h, blocks[l], 1, &hits, &misses);
 
     /* rows further apart than they are long: what lies between stays */
