@@ -73,6 +73,9 @@ const char * hotset_strerror(int32_t status);
  * where several threads call, hotset_params.log is the better place to look. NULL gives "". */
 const char * hotset_last_error(const struct hotset * h);
 
+/* The same, copied into a buffer of size bytes (cut, and always ended with 0; 0 bytes: nothing). For callers whose threads may fail at once. */
+void hotset_copy_last_error(const struct hotset * h, char * buffer, size_t size);
+
 /* ---- settings -------------------------------------------------------------------------------------------------------- */
 
 enum { /* hotset_params.backing */

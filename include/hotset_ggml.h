@@ -17,8 +17,10 @@
  * What it does in a graph, per MoE layer N:
  *   ffn_moe_topk-N              a stop, where reranking, recording or the policy needs the scores: hotset_select
  *   end of the weights' chain   a stop: the last of ffn_moe_weights, _softmax, _norm, _scaled; learned from the first graph
- *   the first MUL_MAT_ID        asked for, not yet computed: hotset_admit, hotset_wait, and the expert tensors are pointed at the slots,
- *                               or at the mapped file for a batch that passes through
+ *   the first MUL_MAT_ID        asked for, not yet computed: hotset_admit, and the expert tensors are pointed at the slots, or at the
+ *                               mapped file for a batch that passes through
+ *   each MUL_MAT_ID             waits for its own projection; it is a stop where a later one's reads are in flight. A layer without misses
+ *                               is not interrupted
  * Errors: the tensors are pointed at the mapped file and the ids put back, so that nothing wrong can be computed, and
  * hotset_ggml_aborted tells the engine to abort; llama_decode then returns 2. hotset_ggml_status and _error say why.
  *
@@ -44,9 +46,16 @@ struct hotset_ggml; /* the adapter of one llama_context: opaque */
 
 enum { HOTSET_GGML_PHASE_AUTO = -1 }; /* prefill where the first MoE layer of a pass sees more than one token */
 
+enum { /* hotset_ggml_params.wait: when the bytes of a layer's experts are waited for */
+    HOTSET_GGML_WAIT_LATEST     = 0, /* each expert inside of its matmul, where the engine calls hotset_ggml_rows; else by projection */
+    HOTSET_GGML_WAIT_PROJECTION = 1, /* gate, up and down each before its own matmul: reads go on behind those before it */
+    HOTSET_GGML_WAIT_LAYER      = 2  /* all of the layer before its first matmul: nothing is hidden */
+};
+
 struct hotset_ggml_params {
     size_t  struct_size;
     int32_t phase;        /* HOTSET_GGML_PHASE_AUTO, HOTSET_DECODE, HOTSET_PREFILL */
+    int32_t wait;         /* HOTSET_GGML_WAIT_* */
     bool    tail_outputs; /* only the last tokens of a batch have outputs, so where the last layer sees fewer tokens they are the last ones */
     ggml_backend_sched_eval_callback chain; /* another callback, still called for every node; NULL: none. At the expert matmuls it sees slots for ids */
     void *  chain_user;
@@ -70,6 +79,12 @@ bool hotset_ggml_eval(struct ggml_tensor * t, bool ask, void * user);
 /* The ggml_abort_callback; data: the adapter. True from the first error until hotset_ggml_clear. */
 bool hotset_ggml_aborted(void * data);
 
+/* For an engine whose MUL_MAT_ID asks for an expert's rows before it uses them (vendor/llama.cpp has the patch for ggml's CPU backend). node: the
+ * MUL_MAT_ID; id: one of its ids. Returns the address of row 0 of that matrix, as node->src[0] has it or, where its read has failed, elsewhere; or NULL
+ * if its bytes are not there and wait is false: compute with others first, then ask again with true. Never NULL with true. Any thread, any number at
+ * once. Tensors that are not hotset's get their own address. */
+const void * hotset_ggml_rows(const struct ggml_tensor * node, int64_t id, bool wait);
+
 /* The first error since the last clear, HOTSET_OK without one; and its detail, owned by the adapter, or "". */
 int32_t      hotset_ggml_status(const struct hotset_ggml * g);
 const char * hotset_ggml_error(const struct hotset_ggml * g);
@@ -79,7 +94,7 @@ void         hotset_ggml_clear(struct hotset_ggml * g);
 void hotset_ggml_set_phase(struct hotset_ggml * g, int32_t phase);
 void hotset_ggml_set_position(struct hotset_ggml * g, int64_t position);
 
-/* How often the scheduler was stopped: two a layer with reranking or recording, one without. */
+/* How often the scheduler was stopped: two a layer with reranking or recording, one without; and up to two more in a layer with reads in flight. */
 uint64_t hotset_ggml_stops(const struct hotset_ggml * g);
 
 #ifdef __cplusplus

@@ -35,6 +35,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn hotset_last_error(h: *const hotset) -> *const ::core::ffi::c_char;
 }
+unsafe extern "C" {
+    pub fn hotset_copy_last_error(h: *const hotset, buffer: *mut ::core::ffi::c_char, size: usize);
+}
 pub const HOTSET_BACKING_SLOTS: _bindgen_ty_2 = 0;
 pub const HOTSET_BACKING_PAGE_CACHE: _bindgen_ty_2 = 1;
 pub type _bindgen_ty_2 = ::core::ffi::c_int;

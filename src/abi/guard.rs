@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::bindings as c;
 use super::handle::Handle;
 use super::status;
-use crate::error::{Error, Result, err};
+use crate::error::{Result, err};
 
 /// Runs a call; a panic in it is an error like any other. What it unwound through is the hook's own state, which is then as far as
 /// the call had come: no memory is unsound, and the next pass begins by putting an unfinished one in order.
@@ -94,15 +94,15 @@ macro_rules! fill {
 }
 pub(super) use fill;
 
-/// The detail of an error into the caller's buffer, cut to its size.
+/// A text into the caller's buffer, cut to its size.
 ///
 /// # Safety
 /// `buffer` is NULL or has `size` bytes.
-pub unsafe fn detail_into(buffer: *mut core::ffi::c_char, size: usize, e: &Error) {
+pub unsafe fn text_into(buffer: *mut core::ffi::c_char, size: usize, text: &[u8]) {
     if buffer.is_null() || size == 0 {
         return;
     }
-    let text: Vec<u8> = e.detail.bytes().filter(|&b| b != 0).take(size - 1).collect();
+    let text: Vec<u8> = text.iter().copied().filter(|&b| b != 0).take(size - 1).collect();
     // SAFETY: at most size bytes are written, the final 0 included.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), text.len());

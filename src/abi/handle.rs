@@ -71,6 +71,10 @@ impl Handle {
     pub fn last_error(&self) -> *const c_char {
         self.last_error.lock().as_ptr()
     }
+
+    pub fn copy_last_error(&self) -> CString {
+        self.last_error.lock().clone()
+    }
 }
 
 /// What the header lends out where nothing had to be explained.

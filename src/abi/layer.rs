@@ -141,10 +141,7 @@ impl<'a> Awaited<'a> {
             c::HOTSET_GATE_UP => Some(Projection::GateUp),
             c::HOTSET_DOWN => Some(Projection::Down),
             _ => {
-                return Err(err!(
-                    Range,
-                    "projection {projection} is none of HOTSET_GATE, _UP, _GATE_UP, _DOWN, _ALL"
-                ));
+                return Err(err!(Range, "projection {projection} is none of HOTSET_GATE, _UP, _GATE_UP, _DOWN, _ALL"));
             }
         };
         let tensors = &handle.experts.layers[index].tensors;

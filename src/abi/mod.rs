@@ -34,6 +34,7 @@ same_type! {
     status::hotset_version,
     status::hotset_strerror,
     status::hotset_last_error,
+    status::hotset_copy_last_error,
     params::hotset_params_default,
     params::hotset_params_from_env,
     params::hotset_batch_default,

@@ -33,7 +33,7 @@ unsafe fn with_params(
     });
     outcome.unwrap_or_else(|e: Error| {
         // SAFETY: the caller's buffer with its size.
-        unsafe { guard::detail_into(p.detail, p.detail_size, &e) };
+        unsafe { guard::text_into(p.detail, p.detail_size, e.detail.as_bytes()) };
         // Said once: who asked for the detail has it.
         if p.detail.is_null() {
             Log::new(p.log, p.log_user).line(c::HOTSET_LOG_ERROR, &e.detail);

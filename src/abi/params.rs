@@ -169,7 +169,7 @@ pub unsafe extern "C" fn hotset_params_from_env(p: *mut c::hotset_params) -> i32
         }
         Err(e) => {
             // SAFETY: the caller's buffer with its size.
-            unsafe { guard::detail_into(p.detail, p.detail_size, &e) };
+            unsafe { guard::text_into(p.detail, p.detail_size, e.detail.as_bytes()) };
             status::of(e.kind)
         }
     }

@@ -3,6 +3,7 @@
 use core::ffi::{CStr, c_char};
 
 use super::bindings as c;
+use super::guard;
 use super::handle::Handle;
 use crate::error::ErrorKind;
 
@@ -66,4 +67,13 @@ pub unsafe extern "C" fn hotset_strerror(status: i32) -> *const c_char {
 pub unsafe extern "C" fn hotset_last_error(h: *const c::hotset) -> *const c_char {
     // SAFETY: the header asks for a live handle or NULL.
     unsafe { Handle::from_ptr(h) }.map_or(c"".as_ptr(), Handle::last_error)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hotset_copy_last_error(h: *const c::hotset, buffer: *mut c_char, size: usize) {
+    // SAFETY: the header asks for a live handle or NULL, and for a buffer of so many bytes.
+    unsafe {
+        let text = Handle::from_ptr(h).map(Handle::copy_last_error).unwrap_or_default();
+        guard::text_into(buffer, size, text.as_bytes());
+    }
 }

@@ -7,8 +7,14 @@
  *   ask  topk                remember it: a new evaluation of this layer begins
  *   stop topk                (if wanted) the scores are valid: hotset_select may write other ids
  *   stop end of weights      ids and weights are valid; remember the weights
- *   ask  first MUL_MAT_ID    nothing of this stretch is computed yet: hotset_admit, hotset_wait; then every node that the
- *                            ids pick from (MUL_MAT_ID, ADD_ID, REPEAT of a scale) has its tensor pointed at slots or file
+ *   ask  first MUL_MAT_ID    nothing of this stretch is computed yet: hotset_admit; then every node that the ids pick from
+ *                            (MUL_MAT_ID, ADD_ID, REPEAT of a scale) has its tensor pointed at slots or file, and what it picks is
+ *                            waited for
+ *   stop MUL_MAT_ID          (where reads are still in flight for a later one) so that the next one is asked about, and waited for, only
+ *                            when this one is computed
+ *
+ * An engine that calls hotset_ggml_rows inside of its MUL_MAT_ID needs neither these waits nor these stops: each expert is waited for where it
+ * is used. That it does is seen from its calls: a layer waits by projection until the first of them.
  *
  * Which node ends the weights' chain differs by model. In a layer's first graph every node of the chain is a stop; the last one before
  * the MUL_MAT_ID is the one from then on. If it fails to come, that is an error and it is learned anew.
@@ -22,6 +28,7 @@
 #include "ggml-backend-impl.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +51,9 @@ struct layer {
     int                  n_banks;
     struct hotset_bank   banks[MAX_BANKS];
     struct ggml_tensor * tensors[MAX_BANKS]; /* the engine's, as far as they are known */
+    bool                 companions;         /* there are banks beside the weights */
     int                  chain_end;          /* index into chain; -1: not learned */
+    atomic_bool          rows_called;        /* the engine asks for this layer's experts inside of its matmuls */
     /* of the evaluation in progress */
     struct ggml_tensor * topk;
     struct ggml_tensor * weights;
@@ -52,6 +61,8 @@ struct layer {
     bool                 normalised;         /* a softmax or norm node was in the chain */
     bool                 admitted;
     bool                 in_slots;
+    bool                 in_flight;          /* reads were, when the layer was admitted */
+    uint32_t             awaited;            /* bits: projections that are there */
 };
 
 struct hotset_ggml {
@@ -72,25 +83,30 @@ struct hotset_ggml {
     int32_t * ids;
     size_t    n_ids;
     uint64_t  stops;
-    int32_t   status;
-    char      error[512];
+    /* the first error: claimed by who finds it (a thread that computes, perhaps), then written, then shown */
+    atomic_flag failing;
+    atomic_int  status;
+    char        error[512];
 };
 
 /* ---- errors ---------------------------------------------------------------------------------------------------------- */
 
 static void fail(struct hotset_ggml * g, int32_t status, const char * format, ...) {
-    if (g->status < 0) {
+    if (atomic_flag_test_and_set(&g->failing)) {
         return; /* the first one is the cause */
     }
-    g->status = status;
     va_list args;
     va_start(args, format);
     vsnprintf(g->error, sizeof(g->error), format, args);
     va_end(args);
+    atomic_store(&g->status, status);
 }
 
+/* With the detail that the library has of it. Other threads may be failing as well. */
 static void fail_hotset(struct hotset_ggml * g, int32_t status) {
-    fail(g, status, "%s", hotset_last_error(g->h));
+    char detail[sizeof(g->error)];
+    hotset_copy_last_error(g->h, detail, sizeof(detail));
+    fail(g, status, "%s", detail);
 }
 
 /* ---- names and shapes ------------------------------------------------------------------------------------------------ */
@@ -152,6 +168,11 @@ static void point(struct ggml_tensor * t, const struct hotset_bank * bank, int e
     }
 }
 
+/* The dimension that counts experts: weight [in, out, n], bias [out, n], scale [n], which is seen as [1, n]. */
+static int dim_of_experts(const struct hotset_bank * bank) {
+    return bank->part == HOTSET_WEIGHT ? 2 : bank->part == HOTSET_BIAS ? 1 : 0;
+}
+
 static int find_bank(struct layer * l, struct ggml_tensor * t) {
     for (int i = 0; i < l->n_banks; i++) {
         if (l->tensors[i] == t) {
@@ -165,6 +186,45 @@ static int find_bank(struct layer * l, struct ggml_tensor * t) {
         }
     }
     return -1;
+}
+
+/* After an error in a layer that is in slots: ids are expert ids again, and what may still be computed with them is computed from the file. */
+static void leave_slots(struct hotset_ggml * g, struct layer * l) {
+    const size_t k = (size_t) l->topk->ne[0], n = (size_t) l->topk->ne[1];
+    for (size_t i = 0; i < n; i++) {
+        memcpy((char *) l->topk->data + i * l->topk->nb[1], g->ids + i * k, k * sizeof(int32_t));
+    }
+    l->in_slots = false;
+    for (int i = 0; i < l->n_banks; i++) {
+        if (l->tensors[i]) {
+            point(l->tensors[i], &l->banks[i], dim_of_experts(&l->banks[i]), false);
+        }
+    }
+}
+
+/* Until what the ids pick of a projection is there, companions included. */
+static void await(struct hotset_ggml * g, struct layer * l, int32_t projection) {
+    const uint32_t bit = 1u << projection;
+    if (!l->in_flight || (l->awaited & bit)) {
+        return;
+    }
+    for (int64_t row = 0; row < l->topk->ne[1]; row++) {
+        const int32_t * slots = (const int32_t *) ((const char *) l->topk->data + row * l->topk->nb[1]);
+        for (int64_t i = 0; i < l->topk->ne[0]; i++) {
+            const int32_t status = hotset_wait(g->h, l->block, slots[i], (uint32_t) projection);
+            if (status < 0) {
+                fail_hotset(g, status);
+                leave_slots(g, l);
+                return;
+            }
+        }
+    }
+    l->awaited |= bit;
+}
+
+/* Whether the engine waits for each expert itself. Companions it does not: their layers are waited for by projection. */
+static bool waits_by_expert(const struct hotset_ggml * g, const struct layer * l) {
+    return g->params.wait == HOTSET_GGML_WAIT_LATEST && !l->companions && atomic_load_explicit(&l->rows_called, memory_order_relaxed);
 }
 
 /* A node that picks from `source` by the ids of layer l. */
@@ -181,6 +241,9 @@ static void bind(struct hotset_ggml * g, struct layer * l, struct ggml_tensor * 
         fail(g, HOTSET_E_MODEL, "'%s' is of type %d in the engine and %u in the file: load with use_extra_bufts = false (no repacking)", root->name,
              (int) root->type, l->banks[i].ggml_type);
         return;
+    }
+    if (l->in_slots && !waits_by_expert(g, l)) {
+        await(g, l, l->banks[i].projection);
     }
     if (l->banks[i].base || !l->in_slots) {
         point(source, &l->banks[i], expert_dim, l->in_slots && l->banks[i].base != NULL);
@@ -259,16 +322,11 @@ static bool keep_ids(struct hotset_ggml * g, const struct layer * l) {
     return true;
 }
 
-static void put_back_ids(struct hotset_ggml * g, const struct layer * l) {
-    const size_t k = (size_t) l->topk->ne[0], n = (size_t) l->topk->ne[1];
-    for (size_t i = 0; i < n; i++) {
-        memcpy((char *) l->topk->data + i * l->topk->nb[1], g->ids + i * k, k * sizeof(int32_t));
-    }
-}
-
 static void do_admit(struct hotset_ggml * g, struct layer * l) {
-    l->admitted = true;
-    l->in_slots = false;
+    l->admitted  = true;
+    l->in_slots  = false;
+    l->in_flight = false;
+    l->awaited   = 0;
     if (!ids_usable(g, l)) {
         return;
     }
@@ -299,13 +357,14 @@ static void do_admit(struct hotset_ggml * g, struct layer * l) {
     if (status == HOTSET_PASS_THROUGH) {
         return;
     }
-    status = hotset_wait(g->h, l->block, -1, HOTSET_ALL);
+    l->in_slots = true;
+    status = g->params.wait == HOTSET_GGML_WAIT_LAYER ? hotset_wait(g->h, l->block, -1, HOTSET_ALL) : hotset_ready(g->h, l->block, -1, HOTSET_ALL);
     if (status < 0) {
         fail_hotset(g, status);
-        put_back_ids(g, l);
+        leave_slots(g, l);
         return;
     }
-    l->in_slots = true;
+    l->in_flight = status == HOTSET_IN_FLIGHT;
 }
 
 /* ---- the walk -------------------------------------------------------------------------------------------------------- */
@@ -349,6 +408,19 @@ static bool ask_topk(struct hotset_ggml * g, struct ggml_tensor * t, int block) 
     return g->select && scores_of(l) != NULL;
 }
 
+/* Whether a later matmul of the layer still has to be waited for: then this one is a stop. */
+static bool more_in_flight(const struct hotset_ggml * g, const struct layer * l) {
+    if (!l->in_slots || !l->in_flight || waits_by_expert(g, l) || hotset_ready(g->h, l->block, -1, HOTSET_ALL) != HOTSET_IN_FLIGHT) {
+        return false;
+    }
+    for (int i = 0; i < l->n_banks; i++) {
+        if (!(l->awaited & (1u << l->banks[i].projection))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A node of the current layer that the router's choice picks from. */
 static void ask_picker(struct hotset_ggml * g, struct layer * l, struct ggml_tensor * source, int expert_dim) {
     if (!l->admitted && g->status >= 0) {
@@ -364,6 +436,7 @@ static bool ask(struct hotset_ggml * g, struct ggml_tensor * t) {
         case GGML_OP_MUL_MAT_ID:
             if (l && t->src[2] == l->topk) {
                 ask_picker(g, l, t->src[0], 2);
+                return g->status >= 0 && more_in_flight(g, l);
             } else if (strstr(t->src[0]->name, "_exps.")) {
                 /* Expert tensors left pointing at slots, ids that were never turned into slots: not to be computed. */
                 fail(g, HOTSET_E_MODEL, "'%s' takes its ids from '%s', not from the router's choice of its layer", t->src[0]->name, t->src[2]->name);
@@ -414,10 +487,10 @@ static void stop(struct hotset_ggml * g, struct ggml_tensor * t) {
     g->stops++;
     if (t == l->topk) {
         do_select(g, l);
-        return;
+    } else if (t->op != GGML_OP_MUL_MAT_ID) {
+        l->weights    = t;
+        l->chain_last = chain_index(l, t);
     }
-    l->weights    = t;
-    l->chain_last = chain_index(l, t);
 }
 
 bool hotset_ggml_eval(struct ggml_tensor * t, bool is_ask, void * user) {
@@ -440,12 +513,77 @@ bool hotset_ggml_aborted(void * data) {
     return ((const struct hotset_ggml *) data)->status < 0;
 }
 
-/* ---- the buffer type ------------------------------------------------------------------------------------------------- */
-
+/* The name of our buffer type; that it is this function tells our buffers from others. */
 static const char * buft_name(ggml_backend_buffer_type_t buft) {
     (void) buft;
     return "hotset";
 }
+
+/* ---- inside of the matmul -------------------------------------------------------------------------------------------- */
+
+/* The number in "blk.N."; -1 for any other name. */
+static int block_of(const char * name) {
+    if (strncmp(name, "blk.", 4) != 0) {
+        return -1;
+    }
+    int number = 0;
+    const char * c = name + 4;
+    for (; *c >= '0' && *c <= '9' && number <= 100000; c++) {
+        number = number * 10 + (*c - '0');
+    }
+    return c > name + 4 && *c == '.' ? number : -1;
+}
+
+/* The rows of a slot whose read failed, from the file: the decode is being aborted, and computes with nothing that was not read. */
+static const void * mapped_rows(const struct hotset_ggml * g, const struct layer * l, const struct hotset_bank * bank, int64_t slot) {
+    const size_t k = (size_t) l->topk->ne[0], n = (size_t) l->topk->ne[1];
+    for (size_t i = 0; i < k * n; i++) {
+        if (((const int32_t *) ((const char *) l->topk->data + i / k * l->topk->nb[1]))[i % k] == slot) {
+            return (const char *) bank->mapped + (size_t) g->ids[i] * bank->slice_bytes;
+        }
+    }
+    return bank->mapped;
+}
+
+const void * hotset_ggml_rows(const struct ggml_tensor * node, int64_t id, bool wait) {
+    const struct ggml_tensor * t    = node->src[0];
+    const void *               rows = (const char *) t->data + id * t->nb[2];
+    const struct ggml_tensor * root = t->view_src ? t->view_src : t;
+    if (!root->buffer || root->buffer->buft->iface.get_name != buft_name) {
+        return rows; /* not one of ours */
+    }
+    struct hotset_ggml * g = root->buffer->buft->context;
+    struct layer *       l = find_layer(g, block_of(root->name));
+    if (!l) {
+        return rows;
+    }
+    if (!atomic_load_explicit(&l->rows_called, memory_order_relaxed)) {
+        atomic_store_explicit(&l->rows_called, true, memory_order_relaxed);
+    }
+    if (!l->in_slots || !l->in_flight) {
+        return rows;
+    }
+    for (int i = 0; i < l->n_banks; i++) {
+        const struct hotset_bank * bank = &l->banks[i];
+        if (l->tensors[i] != root || (l->awaited & (1u << bank->projection))) {
+            continue;
+        }
+        int32_t status = hotset_ready(g->h, l->block, (int32_t) id, (uint32_t) bank->projection);
+        if (status == HOTSET_IN_FLIGHT) {
+            if (!wait) {
+                return NULL;
+            }
+            status = hotset_wait(g->h, l->block, (int32_t) id, (uint32_t) bank->projection);
+        }
+        if (status < 0) {
+            fail_hotset(g, status);
+            return mapped_rows(g, l, bank, id);
+        }
+    }
+    return rows;
+}
+
+/* ---- the buffer type ------------------------------------------------------------------------------------------------- */
 
 static size_t buft_alignment(ggml_backend_buffer_type_t buft) {
     (void) buft;
@@ -547,6 +685,9 @@ static int32_t read_layers(struct hotset_ggml * g) {
         if (status > MAX_BANKS) {
             status = HOTSET_E_MODEL;
         }
+        for (int32_t b = 0; b < status; b++) {
+            l->companions |= l->banks[b].part != HOTSET_WEIGHT;
+        }
     }
     free(blocks);
     return status < 0 ? status : HOTSET_OK;
@@ -557,7 +698,7 @@ int32_t hotset_ggml_init(struct hotset * h, const struct hotset_ggml_params * p,
         return HOTSET_E_ARGUMENT;
     }
     *out = NULL;
-    if (!h || hotset_abi_version() != HOTSET_ABI_VERSION || (p && p->struct_size < sizeof(*p))) {
+    if (!h || hotset_abi_version() != HOTSET_ABI_VERSION || (p && (p->struct_size < sizeof(*p) || p->wait < 0 || p->wait > HOTSET_GGML_WAIT_LAYER))) {
         return HOTSET_E_ARGUMENT;
     }
     struct hotset_ggml * g = calloc(1, sizeof(*g));
@@ -597,8 +738,9 @@ const char * hotset_ggml_error(const struct hotset_ggml * g) {
 }
 
 void hotset_ggml_clear(struct hotset_ggml * g) {
-    g->status   = HOTSET_OK;
     g->error[0] = 0;
+    atomic_store(&g->status, HOTSET_OK);
+    atomic_flag_clear(&g->failing);
 }
 
 void hotset_ggml_set_phase(struct hotset_ggml * g, int32_t phase) {

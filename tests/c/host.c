@@ -156,6 +156,11 @@ static void check_words(void) {
     }
     CHECK_TRUE(hotset_strerror(INT_MIN) != NULL && hotset_strerror(12345) != NULL);
     CHECK(hotset_last_error(NULL)[0], 0);
+    char empty[2] = "xy";
+    hotset_copy_last_error(NULL, empty, 1);
+    CHECK(empty[0], 0);
+    CHECK(empty[1], 'y');
+    hotset_copy_last_error(NULL, NULL, 0);
     hotset_close(NULL);
 }
 
@@ -360,6 +365,9 @@ static void check_bad_calls(struct hotset * h, uint32_t layer) {
         CHECK(hotset_layer(h, &bad, scores, ss, in, is, w, ws, NULL), status);              \
         CHECK(memcmp(before, in, sizeof in), 0);                                            \
         CHECK_TRUE(hotset_last_error(h)[0] != 0);                                           \
+        char copy[16] = "";                                                                 \
+        hotset_copy_last_error(h, copy, sizeof copy);                                       \
+        CHECK(strncmp(copy, hotset_last_error(h), sizeof copy - 1), 0);                     \
     } while (0)
     BAD_BATCH(struct_size, 0, HOTSET_E_ARGUMENT);
     BAD_BATCH(layer, 100000, HOTSET_E_RANGE);

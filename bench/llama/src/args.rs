@@ -20,6 +20,9 @@ pub struct Load {
     /// Tokens that the engine computes at once in a batch
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     pub ubatch: u32,
+    /// Run the experts that this Q4RT trace says, token by token, whatever the router chose (from its start again where it ends)
+    #[arg(long, value_name = "TRACE")]
+    pub route: Option<PathBuf>,
     /// llama.cpp's own log, and hotset's informational lines, on stderr
     #[arg(short, long)]
     pub verbose: bool,
@@ -34,7 +37,7 @@ pub struct Load {
 pub struct HookArgs {
     /// The engine alone: mapped file, no callback, none of the flags below
     #[arg(long, conflicts_with_all = ["slots", "cache_bytes", "policy", "lambda", "top_j", "delta", "drop", "renormalise", "trace", "metrics",
-        "lanes", "io", "backing", "dense", "prefill", "top_m", "poison"])]
+        "lanes", "io", "backing", "dense", "prefill", "top_m", "wait", "fork", "poison"])]
     pub no_hook: bool,
     /// Slots per layer
     #[arg(long)]
@@ -84,6 +87,13 @@ pub struct HookArgs {
     /// Candidates that are recorded, and reranked from, per token and layer
     #[arg(long)]
     pub top_m: Option<u32>,
+    /// Let the engine wait for each expert inside of its matmuls (a build with the patched engine: vendor/llama.cpp/fork.sh)
+    #[arg(long)]
+    pub fork: bool,
+    /// When an expert's bytes are waited for: each inside of its matmul with --fork, gate, up and down each before its own, or
+    /// the whole layer
+    #[arg(long)]
+    pub wait: Option<Wait>,
     /// Fill every byte of every slot with 0xFF first (a test aid: a byte that is used unwritten becomes a NaN)
     #[arg(long)]
     pub poison: bool,
@@ -135,6 +145,11 @@ choice!(Dense {
     Lock = "lock" => ffi::HOTSET_DENSE_LOCK,
     Warm = "warm" => ffi::HOTSET_DENSE_WARM,
     Leave = "leave" => ffi::HOTSET_DENSE_LEAVE,
+});
+choice!(Wait {
+    Latest = "latest" => ffi::HOTSET_GGML_WAIT_LATEST,
+    Projection = "projection" => ffi::HOTSET_GGML_WAIT_PROJECTION,
+    Layer = "layer" => ffi::HOTSET_GGML_WAIT_LAYER,
 });
 choice!(Prefill {
     Record = "record" => ffi::HOTSET_PREFILL_RECORD,

@@ -11,8 +11,10 @@ use llama_cpp_sys_2 as llama;
 
 use crate::args::{HookArgs, Load};
 use crate::ffi;
+use crate::fork;
 use crate::hook::{Hook, c_path, text};
 use crate::lazy_map;
+use crate::route::{self, Route};
 
 pub type Token = llama::llama_token;
 
@@ -25,6 +27,8 @@ pub enum Logits {
 
 pub struct Engine {
     pub hook: Option<Hook>,
+    /// At a fixed address: the context has a pointer to it.
+    route: Option<Box<Route>>,
     pub n_ctx: u32,
     pub load_time: Duration,
     model: *mut llama::llama_model,
@@ -43,6 +47,7 @@ impl Engine {
             llama::llama_log_set(Some(engine_log), ptr::without_provenance_mut(usize::from(load.verbose)));
             llama::llama_backend_init();
         }
+        fork::use_patch(args.fork)?;
         let hook = if args.no_hook { None } else { Some(Hook::open(&load.model, args, load.verbose)?) };
         let overrides = Box::new([
             llama::llama_model_tensor_buft_override {
@@ -51,8 +56,10 @@ impl Engine {
             },
             llama::llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() },
         ]);
+        let route = load.route.as_deref().map(Route::open).transpose()?;
         let mut engine = Engine {
             hook,
+            route,
             n_ctx: 0,
             load_time: Duration::ZERO,
             model: ptr::null_mut(),
@@ -113,6 +120,11 @@ impl Engine {
             params.cb_eval_user_data = hook.adapter();
             params.abort_callback = Some(ffi::hotset_ggml_aborted);
             params.abort_callback_data = hook.adapter();
+        }
+        if let Some(route) = &mut self.route {
+            route.set_adapter(self.hook.as_ref().map_or(ptr::null_mut(), Hook::adapter));
+            params.cb_eval = Some(route::eval);
+            params.cb_eval_user_data = ptr::from_mut::<Route>(route).cast();
         }
         // SAFETY: the model is loaded, the adapter outlives the context.
         self.ctx = unsafe { llama::llama_init_from_model(self.model, params) };
@@ -192,6 +204,9 @@ impl Engine {
         let status = unsafe { llama::llama_decode(self.ctx, batch) };
         if let Some(error) = self.hook.as_ref().and_then(Hook::error) {
             bail!("hotset: {error}");
+        }
+        if let Some(error) = self.route.as_ref().and_then(|r| r.error()) {
+            bail!("{error}");
         }
         match status {
             0 => Ok(()),

@@ -62,6 +62,7 @@ impl Hook {
         let mut adapter = unsafe { ffi::hotset_ggml_params_default() };
         // This program asks for logits of the last token of a batch, or of all its tokens.
         adapter.tail_outputs = true;
+        adapter.wait = args.wait.map_or(adapter.wait, |w| w.number());
         // SAFETY: h is open, and freed after g (see Drop).
         let status = unsafe { ffi::hotset_ggml_init(hook.h, &adapter, &mut hook.g) };
         if status < 0 {

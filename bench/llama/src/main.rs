@@ -8,10 +8,12 @@ mod decode;
 mod engine;
 mod ffi;
 mod fnv;
+mod fork;
 mod hook;
 mod lazy_map;
 mod perplexity;
 mod report;
+mod route;
 
 use std::process::ExitCode;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-use crate::args::{Backing, Delta, Dense, HookArgs, Io, Load, Policy, Prefill, Renormalise};
+use crate::args::{Backing, Delta, Dense, HookArgs, Io, Load, Policy, Prefill, Renormalise, Wait};
 use crate::engine::Engine;
 use crate::ffi;
 use crate::fnv::Fnv;
@@ -202,6 +202,7 @@ pub fn add_json(to: &mut Map<String, Value>, load: &Load, args: &HookArgs, engin
     settings.insert("threads".into(), json!(load.threads));
     settings.insert("ctx".into(), json!(engine.n_ctx));
     settings.insert("ubatch".into(), json!(load.ubatch));
+    settings.insert("route".into(), json!(load.route.as_ref().map(|r| r.display().to_string())));
     settings.insert("hook".into(), json!(outcome.is_some()));
     if let Some(outcome) = outcome {
         outcome.json(to);
@@ -221,6 +222,8 @@ pub fn add_json(to: &mut Map<String, Value>, load: &Load, args: &HookArgs, engin
         settings.insert("dense".into(), json!(Dense::text_of(shape.dense)));
         settings.insert("prefill".into(), json!(Prefill::texts(shape.prefill)));
         settings.insert("recording".into(), json!(shape.recording != 0));
+        settings.insert("wait".into(), json!(args.wait.map_or("latest", |w| Wait::text_of(w.number()))));
+        settings.insert("fork".into(), json!(args.fork));
         settings.insert("poison".into(), json!(args.poison));
     } else {
         for key in ABSENT {
