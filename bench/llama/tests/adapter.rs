@@ -287,7 +287,10 @@ fn the_callback_before_is_still_called_and_stops_are_few() {
     let path = dir.path().join("m.gguf");
     write_model(&path);
     for (lambda, stops_a_pass) in [(0.0, 1), (0.3, 2)] {
-        let mut hooked = Hooked::new(&path, 4, |p| p.lambda = lambda);
+        // Eight slots, all filled first: layers with reads in flight have stops of their own.
+        let mut hooked = Hooked::new(&path, 8, |p| p.lambda = lambda);
+        (0..40).for_each(|t| drop(hooked.compute(100 + t, 1).unwrap()));
+        assert_eq!(hooked.stats().resident, 8);
         hooked.compute(0, 1).unwrap(); // the first pass stops at every node of the weights' chain, to learn which is the last
         // SAFETY: a live adapter.
         let before = unsafe { ffi::hotset_ggml_stops(hooked.g) };

@@ -1,0 +1,55 @@
+//! Waiting as late as possible: whatever is waited for when, the logits are those of the resident run, and a layer without misses is not
+//! interrupted.
+
+mod common;
+
+use common::{json, model, number};
+use serde_json::Value;
+
+fn decode(flags: &str) -> Value {
+    let prompt = "In the beginning God created the heaven and";
+    json(&model(), &["decode", "-p", prompt, "-n", "60", "--step"], flags)
+}
+
+#[test]
+fn every_wait_gives_the_resident_runs_logits() {
+    let resident = decode("--no-hook");
+    for wait in ["latest", "projection", "layer"] {
+        for slots in ["6", "12", "64"] {
+            for way in ["--lanes 1", "--lanes 4 --io buffered", "--lanes 8"] {
+                let flags = format!("--wait {wait} --slots {slots} --poison {way}");
+                let run = decode(&flags);
+                assert_eq!(run["logits_fnv"], resident["logits_fnv"], "{flags}");
+                assert_eq!(run["settings"]["wait"], wait);
+                assert_eq!(number(&run, "dropped") + number(&run, "swapped"), 0, "{flags}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_layers_with_misses_are_interrupted() {
+    for slots in ["12", "64"] {
+        let whole = decode(&format!("--slots {slots} --wait layer"));
+        let late = decode(&format!("--slots {slots} --wait projection"));
+        assert_eq!(late["misses_per_layer"], whole["misses_per_layer"]);
+        let more = number(&late, "stops") - number(&whole, "stops");
+        // Two more stops at most, in no more layers than there were misses.
+        let (misses, layers) = (number(&late, "misses"), 6 * number(&late, "passes"));
+        assert!(more > 0 && more <= 2 * misses.min(layers), "{slots} slots: {more} more stops, {misses} misses");
+        if slots == "64" {
+            assert!(more < layers, "all is resident in the end: {more} more stops in {layers} layers");
+        }
+    }
+}
+
+/// With the patched engine the stops are those of the cache alone, once each layer has seen that the engine asks.
+#[cfg(feature = "fork")]
+#[test]
+fn waits_inside_of_the_matmul_need_no_stops() {
+    let whole = decode("--slots 12 --wait layer");
+    let inside = decode("--slots 12");
+    assert_eq!(inside["misses_per_layer"], whole["misses_per_layer"]);
+    let more = number(&inside, "stops") - number(&whole, "stops");
+    assert!(more <= 2 * 6, "{more} more stops");
+}
