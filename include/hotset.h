@@ -49,7 +49,7 @@ enum {
     HOTSET_E_RANGE       = -2, /* a layer, expert, slot or projection that is not there; an id twice in one token */
     HOTSET_E_IO          = -3, /* the system refused a file operation or a read */
     HOTSET_E_FORMAT      = -4, /* a file is not what its format says */
-    HOTSET_E_MODEL       = -5, /* a sound file, but not a model whose experts can be kept in slots */
+    HOTSET_E_MODEL       = -5, /* a sound file, but not a model whose experts can be kept in slots; a pack of another model */
     HOTSET_E_CHANGED     = -6, /* a file changed while it was in use */
     HOTSET_E_BUDGET      = -7, /* fewer slots than one token needs; the detail says how many bytes it takes */
     HOTSET_E_MEMORY      = -8, /* the system has no memory left */
@@ -124,9 +124,13 @@ enum { /* level of a log line */
 /* text: one line without its newline, valid during the call. Called on the thread that called hotset; must not call hotset. */
 typedef void (*hotset_log_fn)(int32_t level, const char * text, void * user);
 
+#define HOTSET_CHUNK_BYTES 262144u /* the default of hotset_params.chunk_bytes */
+
 struct hotset_params {
     size_t        struct_size;
     uint64_t      cache_bytes;     /* memory for slots and read staging; 0: see slots */
+    uint64_t      chunk_bytes;     /* what of an expert is longer is read in parts of at most so many bytes, by several lanes; 0: nothing is cut.
+                                      At least 65536. The default is HOTSET_CHUNK_BYTES */
     uint32_t      slots;           /* slots per layer; wins over cache_bytes. Both 0: half of the machine's memory, less the dense weights. At most n_experts */
     uint32_t      k;               /* experts per token; 0: the file's expert_used_count */
     uint32_t      top_m;           /* candidates recorded and reranked from, per token and layer; 0: 64. From k to the experts of the smallest layer */
@@ -144,6 +148,8 @@ struct hotset_params {
     uint32_t      queue_tokens;    /* recorded tokens that may wait for the disk; 0: 256. Beyond: left out, and counted */
     int32_t       policy;          /* HOTSET_POLICY_* */
     const char *  trace;           /* Q4RT file to record to (and its sidecar, "<trace>.json"), replaced; NULL: none */
+    const char *  pack;            /* packed experts of this very model (`hotset pack`), read instead of its own file, which stays mapped for
+                                      pass-through; with HOTSET_BACKING_SLOTS only; NULL: none */
     const char *  metrics;         /* metrics log to write, a line a pass: JSON lines, or CSV where the name ends in .csv; NULL: none */
     hotset_log_fn log;             /* NULL: silent */
     void *        log_user;
@@ -153,10 +159,11 @@ struct hotset_params {
 
 struct hotset_params hotset_params_default(void);
 
-/* Lays the environment over *p: HOTSET_SLOTS, HOTSET_CACHE_BYTES (with an optional K, M or G: powers of 1024), HOTSET_LANES,
+/* Lays the environment over *p: HOTSET_SLOTS, HOTSET_CACHE_BYTES (with an optional K, M or G: powers of 1024), HOTSET_LANES, HOTSET_CHUNK (bytes, as
+ * HOTSET_CACHE_BYTES), HOTSET_PACK,
  * HOTSET_BACKING (slots, page-cache), HOTSET_IO (direct, buffered), HOTSET_DENSE (lock, warm, leave), HOTSET_LAMBDA,
  * HOTSET_TOP_J, HOTSET_POLICY (lru, lfu, ema, near_pick_ema, inverse_router_ema), HOTSET_DELTA (token_topk, token_full, running_full), HOTSET_DROP, HOTSET_RENORMALISE (auto, on, off), HOTSET_PREFILL
- * (record, moce, drop: comma-separated), HOTSET_TOP_M, HOTSET_TRACE, HOTSET_METRICS. What is unset or empty stays as it is. The two paths
+ * (record, moce, drop: comma-separated), HOTSET_TOP_M, HOTSET_TRACE, HOTSET_METRICS. What is unset or empty stays as it is. The paths
  * point into the environment: valid until it changes. HOTSET_E_ARGUMENT names the variable in p->detail and leaves *p as it was. */
 int32_t hotset_params_from_env(struct hotset_params * p);
 
@@ -215,6 +222,8 @@ struct hotset_shape {
     uint64_t     staging_bytes;
     uint64_t     dense_bytes;      /* that the policy was asked to hold */
     uint64_t     dense_locked_bytes;
+    uint64_t     straight_bytes;   /* of all experts on disk: what direct reads bring straight into slots */
+    uint64_t     bounced_bytes;    /* and what lies out of step with its slot, and is copied once more. Both 0 where reads are buffered */
     const char * io_reason;        /* why io is what it is; owned by the handle */
     const char * dense_reason;     /* the same for dense */
     const char * architecture;     /* general.architecture of the file, or "" */

@@ -3,6 +3,7 @@
 // Made from include/hotset.h by bindgen; see build.rs and tests/bindings.rs. Not to be edited.
 
 pub const HOTSET_ABI_VERSION: u32 = 1;
+pub const HOTSET_CHUNK_BYTES: u32 = 262144;
 pub const HOTSET_OK: _bindgen_ty_1 = 0;
 pub const HOTSET_PASS_THROUGH: _bindgen_ty_1 = 1;
 pub const HOTSET_IN_FLIGHT: _bindgen_ty_1 = 2;
@@ -78,6 +79,7 @@ pub type hotset_log_fn = ::core::option::Option<
 pub struct hotset_params {
     pub struct_size: usize,
     pub cache_bytes: u64,
+    pub chunk_bytes: u64,
     pub slots: u32,
     pub k: u32,
     pub top_m: u32,
@@ -95,6 +97,7 @@ pub struct hotset_params {
     pub queue_tokens: u32,
     pub policy: i32,
     pub trace: *const ::core::ffi::c_char,
+    pub pack: *const ::core::ffi::c_char,
     pub metrics: *const ::core::ffi::c_char,
     pub log: hotset_log_fn,
     pub log_user: *mut ::core::ffi::c_void,
@@ -103,32 +106,34 @@ pub struct hotset_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of hotset_params"][::core::mem::size_of::<hotset_params>() - 136usize];
+    ["Size of hotset_params"][::core::mem::size_of::<hotset_params>() - 152usize];
     ["Alignment of hotset_params"][::core::mem::align_of::<hotset_params>() - 8usize];
     ["Offset of field: hotset_params::struct_size"][::core::mem::offset_of!(hotset_params, struct_size) - 0usize];
     ["Offset of field: hotset_params::cache_bytes"][::core::mem::offset_of!(hotset_params, cache_bytes) - 8usize];
-    ["Offset of field: hotset_params::slots"][::core::mem::offset_of!(hotset_params, slots) - 16usize];
-    ["Offset of field: hotset_params::k"][::core::mem::offset_of!(hotset_params, k) - 20usize];
-    ["Offset of field: hotset_params::top_m"][::core::mem::offset_of!(hotset_params, top_m) - 24usize];
-    ["Offset of field: hotset_params::lanes"][::core::mem::offset_of!(hotset_params, lanes) - 28usize];
-    ["Offset of field: hotset_params::backing"][::core::mem::offset_of!(hotset_params, backing) - 32usize];
-    ["Offset of field: hotset_params::io"][::core::mem::offset_of!(hotset_params, io) - 36usize];
-    ["Offset of field: hotset_params::dense"][::core::mem::offset_of!(hotset_params, dense) - 40usize];
-    ["Offset of field: hotset_params::delta"][::core::mem::offset_of!(hotset_params, delta) - 44usize];
-    ["Offset of field: hotset_params::lambda"][::core::mem::offset_of!(hotset_params, lambda) - 48usize];
-    ["Offset of field: hotset_params::top_j"][::core::mem::offset_of!(hotset_params, top_j) - 56usize];
-    ["Offset of field: hotset_params::renormalise"][::core::mem::offset_of!(hotset_params, renormalise) - 60usize];
-    ["Offset of field: hotset_params::drop"][::core::mem::offset_of!(hotset_params, drop) - 64usize];
-    ["Offset of field: hotset_params::prefill"][::core::mem::offset_of!(hotset_params, prefill) - 72usize];
-    ["Offset of field: hotset_params::wait_ms"][::core::mem::offset_of!(hotset_params, wait_ms) - 76usize];
-    ["Offset of field: hotset_params::queue_tokens"][::core::mem::offset_of!(hotset_params, queue_tokens) - 80usize];
-    ["Offset of field: hotset_params::policy"][::core::mem::offset_of!(hotset_params, policy) - 84usize];
-    ["Offset of field: hotset_params::trace"][::core::mem::offset_of!(hotset_params, trace) - 88usize];
-    ["Offset of field: hotset_params::metrics"][::core::mem::offset_of!(hotset_params, metrics) - 96usize];
-    ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 104usize];
-    ["Offset of field: hotset_params::log_user"][::core::mem::offset_of!(hotset_params, log_user) - 112usize];
-    ["Offset of field: hotset_params::detail"][::core::mem::offset_of!(hotset_params, detail) - 120usize];
-    ["Offset of field: hotset_params::detail_size"][::core::mem::offset_of!(hotset_params, detail_size) - 128usize];
+    ["Offset of field: hotset_params::chunk_bytes"][::core::mem::offset_of!(hotset_params, chunk_bytes) - 16usize];
+    ["Offset of field: hotset_params::slots"][::core::mem::offset_of!(hotset_params, slots) - 24usize];
+    ["Offset of field: hotset_params::k"][::core::mem::offset_of!(hotset_params, k) - 28usize];
+    ["Offset of field: hotset_params::top_m"][::core::mem::offset_of!(hotset_params, top_m) - 32usize];
+    ["Offset of field: hotset_params::lanes"][::core::mem::offset_of!(hotset_params, lanes) - 36usize];
+    ["Offset of field: hotset_params::backing"][::core::mem::offset_of!(hotset_params, backing) - 40usize];
+    ["Offset of field: hotset_params::io"][::core::mem::offset_of!(hotset_params, io) - 44usize];
+    ["Offset of field: hotset_params::dense"][::core::mem::offset_of!(hotset_params, dense) - 48usize];
+    ["Offset of field: hotset_params::delta"][::core::mem::offset_of!(hotset_params, delta) - 52usize];
+    ["Offset of field: hotset_params::lambda"][::core::mem::offset_of!(hotset_params, lambda) - 56usize];
+    ["Offset of field: hotset_params::top_j"][::core::mem::offset_of!(hotset_params, top_j) - 64usize];
+    ["Offset of field: hotset_params::renormalise"][::core::mem::offset_of!(hotset_params, renormalise) - 68usize];
+    ["Offset of field: hotset_params::drop"][::core::mem::offset_of!(hotset_params, drop) - 72usize];
+    ["Offset of field: hotset_params::prefill"][::core::mem::offset_of!(hotset_params, prefill) - 80usize];
+    ["Offset of field: hotset_params::wait_ms"][::core::mem::offset_of!(hotset_params, wait_ms) - 84usize];
+    ["Offset of field: hotset_params::queue_tokens"][::core::mem::offset_of!(hotset_params, queue_tokens) - 88usize];
+    ["Offset of field: hotset_params::policy"][::core::mem::offset_of!(hotset_params, policy) - 92usize];
+    ["Offset of field: hotset_params::trace"][::core::mem::offset_of!(hotset_params, trace) - 96usize];
+    ["Offset of field: hotset_params::pack"][::core::mem::offset_of!(hotset_params, pack) - 104usize];
+    ["Offset of field: hotset_params::metrics"][::core::mem::offset_of!(hotset_params, metrics) - 112usize];
+    ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 120usize];
+    ["Offset of field: hotset_params::log_user"][::core::mem::offset_of!(hotset_params, log_user) - 128usize];
+    ["Offset of field: hotset_params::detail"][::core::mem::offset_of!(hotset_params, detail) - 136usize];
+    ["Offset of field: hotset_params::detail_size"][::core::mem::offset_of!(hotset_params, detail_size) - 144usize];
 };
 impl Default for hotset_params {
     fn default() -> Self {
@@ -217,6 +222,8 @@ pub struct hotset_shape {
     pub staging_bytes: u64,
     pub dense_bytes: u64,
     pub dense_locked_bytes: u64,
+    pub straight_bytes: u64,
+    pub bounced_bytes: u64,
     pub io_reason: *const ::core::ffi::c_char,
     pub dense_reason: *const ::core::ffi::c_char,
     pub architecture: *const ::core::ffi::c_char,
@@ -225,7 +232,7 @@ pub struct hotset_shape {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of hotset_shape"][::core::mem::size_of::<hotset_shape>() - 160usize];
+    ["Size of hotset_shape"][::core::mem::size_of::<hotset_shape>() - 176usize];
     ["Alignment of hotset_shape"][::core::mem::align_of::<hotset_shape>() - 8usize];
     ["Offset of field: hotset_shape::struct_size"][::core::mem::offset_of!(hotset_shape, struct_size) - 0usize];
     ["Offset of field: hotset_shape::n_layers"][::core::mem::offset_of!(hotset_shape, n_layers) - 8usize];
@@ -251,11 +258,13 @@ const _: () = {
     ["Offset of field: hotset_shape::dense_bytes"][::core::mem::offset_of!(hotset_shape, dense_bytes) - 112usize];
     ["Offset of field: hotset_shape::dense_locked_bytes"]
         [::core::mem::offset_of!(hotset_shape, dense_locked_bytes) - 120usize];
-    ["Offset of field: hotset_shape::io_reason"][::core::mem::offset_of!(hotset_shape, io_reason) - 128usize];
-    ["Offset of field: hotset_shape::dense_reason"][::core::mem::offset_of!(hotset_shape, dense_reason) - 136usize];
-    ["Offset of field: hotset_shape::architecture"][::core::mem::offset_of!(hotset_shape, architecture) - 144usize];
-    ["Offset of field: hotset_shape::policy"][::core::mem::offset_of!(hotset_shape, policy) - 152usize];
-    ["Offset of field: hotset_shape::reserved"][::core::mem::offset_of!(hotset_shape, reserved) - 156usize];
+    ["Offset of field: hotset_shape::straight_bytes"][::core::mem::offset_of!(hotset_shape, straight_bytes) - 128usize];
+    ["Offset of field: hotset_shape::bounced_bytes"][::core::mem::offset_of!(hotset_shape, bounced_bytes) - 136usize];
+    ["Offset of field: hotset_shape::io_reason"][::core::mem::offset_of!(hotset_shape, io_reason) - 144usize];
+    ["Offset of field: hotset_shape::dense_reason"][::core::mem::offset_of!(hotset_shape, dense_reason) - 152usize];
+    ["Offset of field: hotset_shape::architecture"][::core::mem::offset_of!(hotset_shape, architecture) - 160usize];
+    ["Offset of field: hotset_shape::policy"][::core::mem::offset_of!(hotset_shape, policy) - 168usize];
+    ["Offset of field: hotset_shape::reserved"][::core::mem::offset_of!(hotset_shape, reserved) - 172usize];
 };
 impl Default for hotset_shape {
     fn default() -> Self {

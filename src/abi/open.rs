@@ -148,6 +148,8 @@ pub unsafe extern "C" fn hotset_shape(h: *const c::hotset, out: *mut c::hotset_s
                 staging_bytes: plan.staging_bytes,
                 dense_bytes: dense.wanted_bytes,
                 dense_locked_bytes: dense.locked_bytes,
+                straight_bytes: io.straight_bytes,
+                bounced_bytes: io.bounced_bytes,
                 io_reason: handle.io_reason.as_ptr(),
                 dense_reason: handle.dense_reason.as_ptr(),
                 architecture: handle.architecture.as_ptr(),

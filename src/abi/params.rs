@@ -12,7 +12,9 @@ use crate::cache::Policy;
 use crate::error::{Result, err};
 use crate::hook::{Config, Prefill};
 use crate::route::{Delta, Drop, Moce, Renormalise};
-use crate::store::{Backing, Dense, IoMode};
+use crate::store::{Backing, CHUNK_BYTES, Dense, IoMode};
+
+const _: () = assert!(CHUNK_BYTES == c::HOTSET_CHUNK_BYTES as u64);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hotset_params_default() -> c::hotset_params {
@@ -21,6 +23,7 @@ pub unsafe extern "C" fn hotset_params_default() -> c::hotset_params {
         struct_size: size_of::<c::hotset_params>(),
         top_m: config.top_m,
         lanes: config.lanes as u32,
+        chunk_bytes: config.chunk_bytes,
         top_j: config.moce.top_j,
         wait_ms: config.wait.as_millis() as u32,
         queue_tokens: config.queue_tokens as u32,
@@ -129,6 +132,9 @@ pub unsafe fn config(p: &c::hotset_params) -> Result<Config> {
             c::HOTSET_IO_BUFFERED => IoMode::Buffered,
             v => return Err(err!(Argument, "io {v} is none of HOTSET_IO_*")),
         },
+        chunk_bytes: p.chunk_bytes,
+        // SAFETY: as the caller promises.
+        pack: unsafe { path(p.pack) },
         dense: match p.dense {
             c::HOTSET_DENSE_LOCK => Dense::Lock,
             c::HOTSET_DENSE_WARM => Dense::Warm,
@@ -217,13 +223,12 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
     if p.lanes > 64 {
         return Err(err!(Argument, "HOTSET_LANES: {} must be 1 to 64", p.lanes));
     }
-    if let Some(value) = text("HOTSET_CACHE_BYTES")? {
-        p.cache_bytes = bytes(value).ok_or_else(|| {
-            err!(
-                Argument,
-                "HOTSET_CACHE_BYTES = '{value}': it must be a number of bytes, or one with K, M or G behind it"
-            )
-        })?;
+    for (name, field) in [("HOTSET_CACHE_BYTES", &mut p.cache_bytes), ("HOTSET_CHUNK", &mut p.chunk_bytes)] {
+        if let Some(value) = text(name)? {
+            *field = bytes(value).ok_or_else(|| {
+                err!(Argument, "{name} = '{value}': it must be a number of bytes, or one with K, M or G behind it")
+            })?;
+        }
     }
     let words = [("slots", c::HOTSET_BACKING_SLOTS), ("page-cache", c::HOTSET_BACKING_PAGE_CACHE)];
     p.backing = choice("HOTSET_BACKING", &words)?.unwrap_or(p.backing);
@@ -253,6 +258,7 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
             } as u32;
         }
     }
+    p.pack = raw("HOTSET_PACK").unwrap_or(p.pack);
     p.trace = raw("HOTSET_TRACE").unwrap_or(p.trace);
     p.metrics = raw("HOTSET_METRICS").unwrap_or(p.metrics);
     Ok(())

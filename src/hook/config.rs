@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::cache::{Policy, check_experts};
 use crate::error::{Result, err};
-use crate::model::Model;
+use crate::model::{Model, Pack};
 use crate::route::{Drop, Moce};
-use crate::store::{Backing, Dense, IoMode, StoreConfig, memory_bytes, page_bytes, plan_slot_bytes};
+use crate::store::{Backing, CHUNK_BYTES, Dense, IoMode, StoreConfig, memory_bytes, page_bytes, plan_slot_bytes};
 
 /// Which of hotset's services prefill passes take part in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,10 @@ pub struct Config {
     pub lanes: usize,
     pub backing: Backing,
     pub io: IoMode,
+    /// The longest read that an expert is cut into; 0: nothing is cut.
+    pub chunk_bytes: u64,
+    /// The model's experts in packed form, to be read instead of its own files.
+    pub pack: Option<PathBuf>,
     pub dense: Dense,
     /// How victims are chosen. One that needs the future is refused.
     pub policy: Policy,
@@ -55,6 +59,8 @@ impl Default for Config {
             lanes: 4,
             backing: Backing::Slots,
             io: IoMode::Direct,
+            chunk_bytes: CHUNK_BYTES,
+            pack: None,
             dense: Dense::Lock,
             policy: Policy::Lru,
             moce: Moce::default(),
@@ -86,9 +92,19 @@ pub struct Plan {
     pub memory_bytes: u64,
 }
 
+/// The plan for these settings, whose pack is opened for it. Errors as those of `plan_with`, and of `Pack::open`.
+pub fn plan(model: &Model, config: &Config) -> Result<Plan> {
+    plan_with(model, config, open_pack(model, config)?.as_ref())
+}
+
+/// The pack that the settings name, if they name one.
+pub fn open_pack(model: &Model, config: &Config) -> Result<Option<Pack>> {
+    config.pack.as_ref().map(|path| Pack::open(path, model)).transpose()
+}
+
 /// The plan for these settings. `Model` where the file has no experts, `Argument` where k is neither given nor in the file or is
 /// more than a layer has, `Budget` where the slots are fewer than k.
-pub fn plan(model: &Model, config: &Config) -> Result<Plan> {
+pub fn plan_with(model: &Model, config: &Config, pack: Option<&Pack>) -> Result<Plan> {
     let file = || model.files.first().map_or_else(String::new, |f| f.path.display().to_string());
     let layers = &model.experts.layers;
     let Some(fewest) = layers.iter().map(|l| l.n_experts).min() else {
@@ -116,8 +132,9 @@ pub fn plan(model: &Model, config: &Config) -> Result<Plan> {
     if config.top_m == 0 || config.queue_tokens == 0 {
         return Err(err!(Argument, "top_m {} and queue_tokens {}: at least 1", config.top_m, config.queue_tokens));
     }
-    let slot_bytes: u64 = layers.iter().map(|l| plan_slot_bytes(l, page_bytes())).sum();
-    let staging_bytes = store_config(config, 1).plan_staging_bytes();
+    let slot_bytes: u64 =
+        (layers.iter().enumerate()).map(|(i, l)| plan_slot_bytes(l, pack.map(|p| &p.layers[i]), page_bytes())).sum();
+    let staging_bytes = store_config(config, None, 1).plan_staging_bytes();
     let mut plan = Plan {
         n_layers: layers.len() as u32,
         n_experts: model.experts.n_experts(),
@@ -181,12 +198,14 @@ impl Plan {
 }
 
 /// The store's part of the settings, with `reserved` slot numbers per layer.
-pub fn store_config(config: &Config, reserved: u32) -> StoreConfig {
+pub fn store_config(config: &Config, pack: Option<Pack>, reserved: u32) -> StoreConfig {
     StoreConfig {
         backing: config.backing,
         slots: reserved,
         lanes: config.lanes,
         io: config.io,
+        chunk_bytes: config.chunk_bytes,
+        pack,
         timeout: config.wait,
         ..StoreConfig::default()
     }

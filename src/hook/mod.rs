@@ -96,7 +96,8 @@ impl Hook {
     /// Opens the model, reserves the slots, starts the I/O lanes, begins recording.
     pub fn open(gguf: &Path, config: Config) -> Result<Self> {
         let model = Model::open(gguf)?;
-        let plan = config::plan(&model, &config)?;
+        let pack = config::open_pack(&model, &config)?;
+        let plan = config::plan_with(&model, &config, pack.as_ref())?;
         let fewest = model.experts.layers.iter().map(|l| l.n_experts).min().unwrap_or(0);
         let top_m = config.top_m.max(plan.k).min(fewest) as usize;
 
@@ -105,7 +106,8 @@ impl Hook {
         let maps: Vec<_> = model.files.iter().map(|f| f.map.clone()).collect();
         // A slot number for every expert, so that the cache can grow; memory is taken by the slots in use only.
         let reserved = plan.n_experts;
-        let store = Store::open(&paths, &lens, &model.experts, maps.clone(), config::store_config(&config, reserved))?;
+        let store_config = config::store_config(&config, pack, reserved);
+        let store = Store::open(&paths, &lens, &model.experts, maps.clone(), store_config)?;
         let dense = DenseHold::new(config.dense, &model.dense_ranges(), maps);
 
         let live = Live { moce: config.moce, drop: config.drop, slots: plan.slots };
@@ -185,10 +187,13 @@ impl Hook {
             ),
             Backing::PageCache => "page cache".to_owned(),
         };
-        let mode = |m: IoMode| if m == IoMode::Direct { "direct" } else { "buffered" };
+        let mode = match io.in_effect {
+            IoMode::Direct => format!("direct ({:.1} % straight into slots)", io.straight_share() * 100.0),
+            IoMode::Buffered => "buffered".to_owned(),
+        };
+        let from = self.config.pack.as_ref().map_or_else(String::new, |p| format!(" from {}", p.display()));
         format!(
-            "backing {backing}; io {}{}{}; lambda {} J {} {:?}; drop {} renormalise {:?}; dense {:?}, {} of {} bytes locked{}{}; {}",
-            mode(io.in_effect),
+            "backing {backing}; io {mode}{from}{}{}; lambda {} J {} {:?}; drop {} renormalise {:?}; dense {:?}, {} of {} bytes locked{}{}; {}",
             if io.reason.is_empty() { "" } else { ": " },
             io.reason,
             self.live.moce.lambda,

@@ -2,13 +2,17 @@
 //!
 //! `Model::open` maps the file, parses the header (`gguf`: every length is checked against the file before it is used),
 //! opens the other shards where there are any (`split`), and then `experts` finds the expert tensors by name and
-//! shape. No architecture table: what the file says is what counts. With the feature `tools`, `write` and `tiny` make
-//! models.
+//! shape. No architecture table: what the file says is what counts. `pack` reads the other form of a model's experts, one
+//! aligned piece an expert. With the feature `tools`, `write` and `tiny` make models, `pack_write` makes packs.
 
+mod crc;
 mod cursor;
 pub mod experts;
 pub mod gguf;
 mod map;
+pub mod pack;
+#[cfg(feature = "tools")]
+pub mod pack_write;
 pub mod quant;
 mod split;
 #[cfg(feature = "tools")]
@@ -27,6 +31,7 @@ use memmap2::Mmap;
 
 pub use experts::{ExpertTable, ExpertTensor, MoeLayer, Part, Projection};
 pub use gguf::{GgufHeader, TensorInfo, Value};
+pub use pack::{Pack, PackedLayer};
 pub use split::shard_path;
 
 use crate::error::{Error, Result, err};

@@ -6,12 +6,16 @@
 //! slot   | gate.weight | up.weight | down.weight | companions | pad    each at a multiple of 32
 //! ```
 //!
+//! From a GGUF file each slice has a place of its own choice; from a pack a slot has the pack's layout, so that one read fills it.
+//!
 //! The planning functions need only the expert table: memory is known before any is taken. The arena itself keeps no
 //! record of what a slot holds; `slots` does that, and only its claim on a slot makes writing to it sound.
 
+use std::ops::Range;
+
 use super::sys;
 use crate::error::{Result, err};
-use crate::model::{ExpertTable, MoeLayer};
+use crate::model::{ExpertTable, MoeLayer, Pack, PackedLayer};
 
 /// What kernels may expect of the address of a matrix: the alignment that GGUF files have by default.
 pub const SLICE_ALIGN: u64 = 32;
@@ -34,10 +38,10 @@ unsafe impl Send for Bank {}
 // SAFETY: as above; it has no interior mutability.
 unsafe impl Sync for Bank {}
 
-/// Bytes from one slot of this layer to the next: what a resident expert takes. Saturates at `u64::MAX` for sizes that
-/// no memory could hold.
-pub fn plan_slot_bytes(layer: &MoeLayer, page_bytes: u64) -> u64 {
-    SlotPlan::new(layer, page_bytes).map_or(u64::MAX, |p| p.stride)
+/// Bytes from one slot of this layer to the next: what a resident expert takes, read from the model's own file or, if there is
+/// one, from its pack. Saturates at `u64::MAX` for sizes that no memory could hold.
+pub fn plan_slot_bytes(layer: &MoeLayer, packed: Option<&PackedLayer>, page_bytes: u64) -> u64 {
+    SlotPlan::new(layer, packed, page_bytes).map_or(u64::MAX, |p| p.stride)
 }
 
 /// The inside of a slot.
@@ -50,7 +54,11 @@ pub(super) struct SlotPlan {
 
 impl SlotPlan {
     /// None if the sizes overflow.
-    pub fn new(layer: &MoeLayer, page_bytes: u64) -> Option<SlotPlan> {
+    pub fn new(layer: &MoeLayer, packed: Option<&PackedLayer>, page_bytes: u64) -> Option<SlotPlan> {
+        if let Some(packed) = packed {
+            let stride = packed.stride_bytes.checked_next_multiple_of(page_bytes)?;
+            return Some(SlotPlan { offsets: packed.slices.iter().map(|s| s.offset_bytes).collect(), stride });
+        }
         let mut offsets = Vec::with_capacity(layer.tensors.len());
         let mut end = 0u64;
         for t in &layer.tensors {
@@ -89,17 +97,18 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves `slots` slots for every layer of the table.
-    pub fn new(table: &ExpertTable, slots: u32) -> Result<Arena> {
+    /// Reserves `slots` slots for every layer of the table. A pack has the table's layers, with their slices.
+    pub fn new(table: &ExpertTable, pack: Option<&Pack>, slots: u32) -> Result<Arena> {
         let page = sys::page_bytes();
         let mut layers = Vec::with_capacity(table.layers.len());
         let mut end = 0u64;
         for (i, layer) in table.layers.iter().enumerate() {
+            let packed = pack.map(|p| &p.layers[i]);
             let too_large = || {
-                let bytes = plan_slot_bytes(layer, page);
+                let bytes = plan_slot_bytes(layer, packed, page);
                 err!(Memory, "layer {i} (block {}): {slots} slots of {bytes} bytes fit no memory", layer.block)
             };
-            let plan = SlotPlan::new(layer, page).ok_or_else(too_large)?;
+            let plan = SlotPlan::new(layer, packed, page).ok_or_else(too_large)?;
             let size = plan.stride.checked_mul(slots.into()).ok_or_else(too_large)?;
             let slice_bytes = layer.tensors.iter().map(|t| t.slice_bytes).collect();
             layers.push(LayerRegion { start: end, plan, slice_bytes });
@@ -124,6 +133,12 @@ impl Arena {
         self.layers[layer].plan.stride
     }
 
+    /// Where each slice lies in a slot of the layer.
+    pub fn slices(&self, layer: usize) -> Vec<Range<u64>> {
+        let l = &self.layers[layer];
+        l.plan.offsets.iter().zip(&l.slice_bytes).map(|(&at, &n)| at..at + n).collect()
+    }
+
     /// The layer and the slice are in range.
     pub fn bank(&self, layer: usize, slice: usize) -> Bank {
         let l = &self.layers[layer];
@@ -135,14 +150,10 @@ impl Arena {
         }
     }
 
-    /// Start and length of a slice in a slot, or of the whole slot. All are in range.
-    pub fn span(&self, layer: usize, slot: u32, slice: Option<usize>) -> (*mut u8, usize) {
+    /// Start and length of a slot. Both are in range.
+    pub fn span(&self, layer: usize, slot: u32) -> (*mut u8, usize) {
         let l = &self.layers[layer];
-        let start = l.start + l.plan.stride * u64::from(slot);
-        match slice {
-            Some(i) => (self.at(start + l.plan.offsets[i]), l.slice_bytes[i] as usize),
-            None => (self.at(start), l.plan.stride as usize),
-        }
+        (self.at(l.start + l.plan.stride * u64::from(slot)), l.plan.stride as usize)
     }
 
     /// Gives a slot's pages back. A slot is whole pages, so a neighbour has none of them.
@@ -150,7 +161,7 @@ impl Arena {
     /// # Safety
     /// Layer and slot are in range, and the caller has the claim on the slot.
     pub unsafe fn release(&self, layer: usize, slot: u32) -> std::io::Result<()> {
-        let (start, len) = self.span(layer, slot, None);
+        let (start, len) = self.span(layer, slot);
         // SAFETY: the span is whole pages of our own mapping, claimed by the caller.
         unsafe { sys::discard(start, len) }
     }
@@ -160,7 +171,7 @@ impl Arena {
     /// # Safety
     /// As for `release`.
     pub unsafe fn reuse(&self, layer: usize, slot: u32) {
-        let (start, len) = self.span(layer, slot, None);
+        let (start, len) = self.span(layer, slot);
         // SAFETY: as in `release`.
         unsafe { sys::reuse(start, len) }
     }
@@ -207,7 +218,7 @@ mod tests {
             [&[(0, 1)][..], &[(7, 100), (1000, 60), (33, 4096)], &[(64, 8192), (4160, 8192), (96, 4), (128, 3)]]
         {
             for page in [4096, 16384] {
-                let plan = SlotPlan::new(&layer(slices), page).unwrap();
+                let plan = SlotPlan::new(&layer(slices), None, page).unwrap();
                 let mut end = 0;
                 for (&at, &(_, len)) in plan.offsets.iter().zip(slices) {
                     assert!(at >= end && at % SLICE_ALIGN == 0, "{slices:?}: {plan:?}");
@@ -220,15 +231,15 @@ mod tests {
 
     #[test]
     fn whole_blocks_keep_their_place_in_the_page() {
-        let plan = SlotPlan::new(&layer(&[(4096 * 5 + 192, 8192), (4096 * 9 + 64, 4096)]), 4096).unwrap();
+        let plan = SlotPlan::new(&layer(&[(4096 * 5 + 192, 8192), (4096 * 9 + 64, 4096)]), None, 4096).unwrap();
         assert_eq!(plan.offsets, [192, 192 + 8192 + 4096 - 128]);
     }
 
     #[test]
     fn sizes_that_overflow_are_no_plan() {
-        assert_eq!(plan_slot_bytes(&layer(&[(0, u64::MAX - 10), (0, 100)]), 4096), u64::MAX);
+        assert_eq!(plan_slot_bytes(&layer(&[(0, u64::MAX - 10), (0, 100)]), None, 4096), u64::MAX);
         let table = ExpertTable { layers: vec![layer(&[(0, 1 << 62)])] };
-        let e = Arena::new(&table, 1000).err().unwrap();
+        let e = Arena::new(&table, None, 1000).err().unwrap();
         assert_eq!(e.kind, ErrorKind::Memory);
         assert!(e.detail.contains("1000 slots"), "{e}");
     }
@@ -237,7 +248,7 @@ mod tests {
     #[cfg_attr(miri, ignore)]
     fn an_arena_that_no_memory_holds_is_refused_with_its_size() {
         let table = ExpertTable { layers: vec![layer(&[(0, 1 << 60)])] };
-        let e = Arena::new(&table, 4).err().unwrap();
+        let e = Arena::new(&table, None, 4).err().unwrap();
         assert_eq!(e.kind, ErrorKind::Memory);
         assert!(e.detail.contains(&(1u64 << 62).to_string()), "{e}");
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::reader::Bounce;
 use super::source::IoMode;
 use crate::error::{Result, err};
+use crate::model::Pack;
 
 /// Where resident experts live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -16,6 +17,11 @@ pub enum Backing {
     PageCache,
 }
 
+/// The longest read that an expert is cut into by default: measured, see bench/README.md.
+pub const CHUNK_BYTES: u64 = 256 << 10; // HOTSET_CHUNK_BYTES in hotset.h
+/// Shorter reads cost more in calls than they bring.
+const MIN_CHUNK_BYTES: u64 = 64 << 10;
+
 /// Settings of a store; `Default` leaves `slots` at 0, which only [`Backing::PageCache`] accepts.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
@@ -25,9 +31,14 @@ pub struct StoreConfig {
     /// I/O threads, 1 to 64.
     pub lanes: usize,
     pub io: IoMode,
+    /// What is longer is cut into reads of about equal size, at most so long: one miss then keeps several lanes busy. 0: nothing
+    /// is cut; else at least 64 KiB.
+    pub chunk_bytes: u64,
+    /// The model's experts in packed form, to be read instead of its own files.
+    pub pack: Option<Pack>,
     /// Bounce buffer of each lane, and one more; rounded up to a multiple of 64 KiB, at most 1 GiB.
     pub bounce_bytes: usize,
-    /// Jobs (slices) that may wait for a lane, 1 to 1 Mi. When it is full, `fetch` reads for itself.
+    /// Jobs (reads) that may wait for a lane, 1 to 1 Mi. When it is full, `fetch` reads for itself.
     pub queue: usize,
     /// The longest any call waits; at most a day.
     pub timeout: Duration,
@@ -40,6 +51,8 @@ impl Default for StoreConfig {
             slots: 0,
             lanes: 4,
             io: IoMode::Direct,
+            chunk_bytes: CHUNK_BYTES,
+            pack: None,
             bounce_bytes: 1 << 20,
             queue: 4096,
             timeout: Duration::from_secs(30),
@@ -65,8 +78,17 @@ impl StoreConfig {
         if self.timeout.is_zero() || self.timeout > day {
             return Err(err!(Argument, "a timeout of {:?}: it must be above 0 and at most a day", self.timeout));
         }
+        if self.chunk_bytes != 0 && self.chunk_bytes < MIN_CHUNK_BYTES {
+            let n = self.chunk_bytes;
+            return Err(err!(Argument, "chunks of {n} bytes: they must be at least {MIN_CHUNK_BYTES}, or 0 for none"));
+        }
         if self.backing == Backing::PageCache {
-            return Ok(());
+            return match &self.pack {
+                Some(p) => {
+                    Err(err!(Argument, "{}: a pack is read into slots, not through the page cache", p.path.display()))
+                }
+                None => Ok(()),
+            };
         }
         if self.slots == 0 || self.slots > i32::MAX as u32 {
             return Err(err!(Argument, "{} slots a layer: it must be 1 to {}", self.slots, i32::MAX));

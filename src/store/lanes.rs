@@ -1,5 +1,5 @@
 //! The lanes: threads that read. Jobs go into one bounded queue, made at open, and each lane takes the next one; a job is
-//! one slice, so that the misses of one layer spread over all lanes. Idle lanes sleep in the queue.
+//! one piece of an expert, so that even one miss spreads over several lanes. Idle lanes sleep in the queue.
 //!
 //! The queue never makes anyone wait: when it is full, `submit` hands the job back and the submitter reads it itself.
 
@@ -9,13 +9,14 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 
 use crate::error::{Result, err};
 
-/// One slice to read into one slot.
+/// One read into one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Job {
     pub layer: u32,
     pub expert: u32,
     pub slot: u32,
-    pub slice: u32,
+    /// Of the layer's pieces.
+    pub piece: u32,
 }
 
 /// Joined when dropped; what is in the queue then is still handed to `run`.
@@ -76,7 +77,7 @@ mod tests {
     use std::sync::mpsc;
 
     fn job(slot: u32) -> Job {
-        Job { layer: 0, expert: 0, slot, slice: 0 }
+        Job { layer: 0, expert: 0, slot, piece: 0 }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Bytes: the room that moves experts from the SSD into slots and says when they are there.
 //!
 //! ```text
-//! fetch(layer, expert, slot) ── claims the slot (slots) ── a job a slice ─> lanes ── reader ─> arena
+//! fetch(layer, expert, slot) ── claims the slot (slots) ── a job a piece (pieces) ─> lanes ── reader ─> arena
 //! wait(layer, slot, slice)   <── state and wake-up (slots) <── end of each read ──┘
 //! bank(layer, slice)         ── where an engine finds the slices (arena)
 //! ```
@@ -16,12 +16,14 @@ mod arena;
 mod config;
 mod dense;
 mod lanes;
+mod pieces;
 mod reader;
 mod shared;
 mod slots;
 mod source;
 mod sys;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -31,15 +33,16 @@ use memmap2::Mmap;
 use parking_lot::Mutex;
 
 pub use arena::{Bank, SLICE_ALIGN, plan_slot_bytes};
-pub use config::{Backing, StoreConfig};
+pub use config::{Backing, CHUNK_BYTES, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
 pub use source::{IoMode, IoReport, ReadAt, Stamp};
 pub use sys::{memory_bytes, page_bytes};
 
 use crate::error::{Result, err};
-use crate::model::{ExpertTable, MoeLayer};
+use crate::model::{ExpertTable, ExpertTensor, MoeLayer, PackedLayer};
 use arena::Arena;
 use lanes::{Job, Lanes};
+use pieces::{LayerPieces, Run};
 use reader::{Bounce, ReadCounters, Reader};
 use shared::Shared;
 use slots::LayerSlots;
@@ -48,7 +51,7 @@ use source::SourceFile;
 /// Sums since open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreCounters {
-    /// Bytes of slices whose read was started.
+    /// Bytes whose read into slots was begun: of slices, and of a pack's padding.
     pub wanted_bytes: u64,
     /// Bytes the drive (or the page cache) delivered, with what alignment adds.
     pub device_bytes: u64,
@@ -56,7 +59,7 @@ pub struct StoreCounters {
     pub reads: u64,
     /// Copies from a bounce buffer into a slot.
     pub bounce_copies: u64,
-    /// Slices whose read failed.
+    /// Reads of slices, or of parts of them, that failed.
     pub failures: u64,
     /// Time that callers of `wait` and `wait_layer` slept, in ns, summed over the threads.
     pub wait_ns: u64,
@@ -109,27 +112,48 @@ impl Store {
         let in_slots = config.backing == Backing::Slots;
         let mode = if in_slots { config.io } else { IoMode::Buffered };
         let open = |(i, path): (usize, &PathBuf)| SourceFile::open(path, lens[i], mode, |file| wrap(i, file));
-        let files: Vec<SourceFile> = files.iter().enumerate().map(open).collect::<Result<_>>()?;
-        let io = source::report(mode, &files);
+        let mut sources: Vec<SourceFile> = files.iter().enumerate().map(open).collect::<Result<_>>()?;
+        // the files that slots are read from
+        let mut read_from = 0..sources.len();
+        if let Some(pack) = &config.pack {
+            shared::check_pack(table, pack)?;
+            let i = sources.len();
+            sources.push(SourceFile::open(&pack.path, pack.file_bytes, mode, |file| wrap(i, file))?);
+            read_from = i..i + 1;
+        }
+        let mut io = source::report(mode, &sources[read_from]);
 
-        let bounce = if source::needs_bounce(&files) { config.bounce_size() } else { 0 };
+        let bounce = if source::needs_bounce(&sources) { config.bounce_size() } else { 0 };
         let n_lanes = if in_slots { config.lanes } else { 0 };
         let staging_bytes = if in_slots { (n_lanes as u64 + 1) * bounce as u64 } else { 0 };
         let own = Mutex::new(Reader::new(Bounce::new(bounce)?));
 
         // more slots than experts would never be filled
         let n_slots = config.slots.min(table.n_experts());
-        let arena = if in_slots { Some(Arena::new(table, n_slots)?) } else { None };
-        let new_slots = |(i, l): (usize, &MoeLayer)| LayerSlots::new(i, n_slots, l.tensors.len());
-        let slots = if in_slots { table.layers.iter().enumerate().map(new_slots).collect() } else { Vec::new() };
+        let arena = if in_slots { Some(Arena::new(table, config.pack.as_ref(), n_slots)?) } else { None };
+        let mut pieces = Vec::new();
+        for (i, layer) in table.layers.iter().enumerate().take_while(|_| in_slots) {
+            let slices = arena.as_ref().map_or_else(Vec::new, |a| a.slices(i));
+            let packed = config.pack.as_ref().map(|p| (sources.len() - 1, &p.layers[i]));
+            let runs = runs(layer, packed, &slices, &sources);
+            pieces.push(LayerPieces::new(runs, &slices, config.chunk_bytes)?);
+            if io.in_effect == IoMode::Direct {
+                let (straight, bounced) = pieces[i].straight_and_bounced(layer.n_experts);
+                io.straight_bytes += straight;
+                io.bounced_bytes += bounced;
+            }
+        }
+        let new_slots = |(i, p): (usize, &LayerPieces)| LayerSlots::new(i, n_slots, p.len(), &p.of_slice);
+        let slots = pieces.iter().enumerate().map(new_slots).collect();
         let queue = config.queue;
         let shared = Arc::new(Shared {
             layers: table.layers.clone(),
-            files,
+            files: sources,
             maps,
             config,
             arena,
             slots,
+            pieces,
             counters: ReadCounters::default(),
             wait_ns: AtomicU64::new(0),
             committed: AtomicU64::new(0),
@@ -146,7 +170,7 @@ impl Store {
         Ok(Store { lanes, shared, own, io, staging_bytes })
     }
 
-    /// Starts reading all slices of an expert into a slot; what the slot held is gone. Returns before they are there, unless
+    /// Starts reading all pieces of an expert into a slot; what the slot held is gone. Returns before they are there, unless
     /// the queue is full. Waits, bounded, for reads that an abandoned pass left in flight in this slot. On Err the slot is
     /// as it was; a read that fails later is the error of `wait`.
     pub fn fetch(&self, layer: usize, expert: u32, slot: u32) -> Result<()> {
@@ -158,11 +182,11 @@ impl Store {
         }
         if slots.claim_for_fetch(slot, expert, s.config.timeout)? {
             s.committed.fetch_add(s.stride(layer), Relaxed);
-            // SAFETY: layer and slot were checked, and the claim is ours until the last slice is finished.
+            // SAFETY: layer and slot were checked, and the claim is ours until the last piece is finished.
             unsafe { arena.reuse(layer, slot) };
         }
-        for slice in 0..s.layers[layer].tensors.len() as u32 {
-            let job = Job { layer: layer as u32, expert, slot, slice };
+        for piece in 0..s.pieces[layer].len() as u32 {
+            let job = Job { layer: layer as u32, expert, slot, piece };
             if let Err(job) = self.lanes.submit(job) {
                 match self.own.try_lock_for(s.config.timeout) {
                     Some(mut reader) => s.run(job, &mut reader),
@@ -260,7 +284,7 @@ impl Store {
             if !took_memory {
                 s.committed.fetch_add(s.stride(layer), Relaxed);
             }
-            let (start, len) = arena.span(layer, slot, None);
+            let (start, len) = arena.span(layer, slot);
             // SAFETY: the span is this slot, which `reset` has claimed for us.
             unsafe { start.write_bytes(byte, len) };
             Ok(true)
@@ -363,6 +387,29 @@ impl Store {
         let outcome = wait(self.shared.config.timeout);
         self.shared.wait_ns.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
         outcome
+    }
+}
+
+/// What of an expert lies together: each slice in its file, or all of it in the pack (which number among the files, and where).
+fn runs(
+    layer: &MoeLayer,
+    packed: Option<(usize, &PackedLayer)>,
+    slices: &[Range<u64>],
+    files: &[SourceFile],
+) -> Vec<Run> {
+    let run = |file: usize, offset_bytes, stride_bytes, len_bytes, in_slot| {
+        let (block, mem_align) = (files[file].offset_align as u64, files[file].mem_align as u64);
+        Run { file, offset_bytes, stride_bytes, len_bytes, in_slot, block, mem_align }
+    };
+    match packed {
+        // up to the stride's end: whole blocks need no bounce buffer
+        Some((file, p)) => vec![run(file, p.offset_bytes, p.stride_bytes, p.stride_bytes, 0)],
+        None => {
+            let of = |(t, at): (&ExpertTensor, &Range<u64>)| {
+                run(t.file, t.offset_bytes, t.slice_bytes, t.slice_bytes, at.start)
+            };
+            layer.tensors.iter().zip(slices).map(of).collect()
+        }
     }
 }
 

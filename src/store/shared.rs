@@ -1,5 +1,5 @@
 //! What the lanes and the callers of a store share: the tables, the files, the arena and the slots' states; and the way of
-//! one job: read the slice, then say how it went. Everything that comes from outside is checked here, once.
+//! one job: read the piece, then say how it went. Everything that comes from outside is checked here, once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,20 +10,24 @@ use memmap2::Mmap;
 use super::arena::Arena;
 use super::config::StoreConfig;
 use super::lanes::Job;
+use super::pieces::LayerPieces;
 use super::reader::{ReadCounters, Reader};
-use super::slots::{LayerSlots, MAX_SLICES};
+use super::slots::{LayerSlots, MAX_PIECES};
 use super::source::SourceFile;
 use crate::error::{Error, Result, err};
-use crate::model::{ExpertTable, ExpertTensor, MoeLayer};
+use crate::model::{ExpertTable, ExpertTensor, MoeLayer, Pack};
 
 pub(super) struct Shared {
     pub layers: Vec<MoeLayer>,
+    /// The model's, and behind them the pack.
     pub files: Vec<SourceFile>,
     pub maps: Vec<Arc<Mmap>>,
     pub config: StoreConfig,
     /// None with the page-cache backing; `slots` is empty then.
     pub arena: Option<Arena>,
     pub slots: Vec<LayerSlots>,
+    /// By layer: what a fetch reads. Empty with the page-cache backing.
+    pub pieces: Vec<LayerPieces>,
     pub counters: ReadCounters,
     pub wait_ns: AtomicU64,
     /// Bytes of the slots whose pages take memory. Changed under the claim of the slot, so that it never counts one twice.
@@ -33,7 +37,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Does a job. Whatever happens, the slice is finished: a panic (in a wrapped source) is a failure too.
+    /// Does a job. Whatever happens, the piece is finished: a panic (in a wrapped source) is a failure too.
     pub fn run(&self, job: Job, reader: &mut Reader) {
         if self.closing.load(Relaxed) {
             return self.finish(job, Err(err!(State, "the store is closing")));
@@ -44,28 +48,37 @@ impl Shared {
     }
 
     fn read(&self, job: Job, reader: &mut Reader) -> Result<()> {
-        let (layer, slice) = (job.layer as usize, job.slice as usize);
-        let t = &self.layers[layer].tensors[slice];
-        let (start, len) = self.arena()?.span(layer, job.slot, Some(slice));
-        // SAFETY: the span is inside the arena, whose memory was zeroed by the system, so it is initialised. `fetch` has
-        // claimed the slot, this job is the only one for this slice, and slices do not overlap: nobody else uses it.
-        let dest = unsafe { std::slice::from_raw_parts_mut(start, len) };
-        // no overflow: `check_table` did the sum for the last expert
-        reader.read(&self.files[t.file], t.offset_bytes + t.slice_bytes * u64::from(job.expert), dest, &self.counters)
+        let layer = job.layer as usize;
+        let (run, offset, in_slot, bytes) = self.pieces[layer].place(job.piece, job.expert);
+        let (start, len) = self.arena()?.span(layer, job.slot);
+        debug_assert!(in_slot + bytes <= len as u64);
+        // SAFETY: the piece lies in its slot (`pieces` is made of the arena's own layout), and the slot in the arena, whose memory
+        // was zeroed by the system, so it is initialised. `fetch` has claimed the slot, this job is the only one for this
+        // piece, and pieces do not overlap: nobody else uses it.
+        let dest = unsafe { std::slice::from_raw_parts_mut(start.add(in_slot as usize), bytes as usize) };
+        reader.read(&self.files[run.file], offset, dest, &self.counters)
     }
 
     /// Ends a job, with the numbers of what it was about.
     pub fn finish(&self, job: Job, outcome: Result<()>) {
-        let Job { layer, expert, slot, slice } = job;
+        let Job { layer, expert, slot, piece } = job;
+        let piece = self.pieces[layer as usize].get(piece);
         let outcome = outcome.map_err(|e| {
             self.counters.failures.fetch_add(1, Relaxed);
-            let name = &self.layers[layer as usize].tensors[slice as usize].name;
-            Error::new(
-                e.kind,
-                format!("layer {layer} expert {expert} slot {slot} slice {slice} ({name}): {}", e.detail),
-            )
+            let name = |i: u32| &self.layers[layer as usize].tensors[i as usize].name;
+            let (first, last) = (piece.slices.start, piece.slices.end - 1);
+            let of = if first == last {
+                format!("slice {first} ({})", name(first))
+            } else {
+                format!("slices {first} to {last} ({} to {})", name(first), name(last))
+            };
+            let part = match piece.number {
+                (_, 1) => String::new(),
+                (i, n) => format!(" read {} of {n}", i + 1),
+            };
+            Error::new(e.kind, format!("layer {layer} expert {expert} slot {slot} {of}{part}: {}", e.detail))
         });
-        self.slots[layer as usize].finish(slot, slice, outcome);
+        self.slots[layer as usize].finish(slot, piece.slices.clone(), outcome);
     }
 
     pub fn arena(&self) -> Result<&Arena> {
@@ -121,7 +134,7 @@ pub(super) fn check_table(table: &ExpertTable, lens: &[u64]) -> Result<()> {
     for (i, l) in table.layers.iter().enumerate() {
         let at = format!("layer {i} (block {})", l.block);
         let n = l.tensors.len();
-        if l.n_experts == 0 || l.n_experts == u32::MAX || n == 0 || n > MAX_SLICES {
+        if l.n_experts == 0 || l.n_experts == u32::MAX || n == 0 || n > MAX_PIECES {
             return Err(err!(Model, "{at}: {} experts in {n} tensors cannot be kept in slots", l.n_experts));
         }
         for t in &l.tensors {
@@ -140,6 +153,42 @@ pub(super) fn check_table(table: &ExpertTable, lens: &[u64]) -> Result<()> {
                     t.file
                 ));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a pack whose layers are not the table's. (`Pack::open` has checked the rest.)
+pub(super) fn check_pack(table: &ExpertTable, pack: &Pack) -> Result<()> {
+    let path = pack.path.display();
+    if pack.layers.len() != table.layers.len() {
+        let (p, t) = (pack.layers.len(), table.layers.len());
+        return Err(err!(Model, "{path}: a pack of {p} layers, the model has {t}"));
+    }
+    for (p, l) in pack.layers.iter().zip(&table.layers) {
+        let same = p.slices.len() == l.tensors.len()
+            && p.slices.iter().zip(&l.tensors).all(|(s, t)| s.slice_bytes == t.slice_bytes);
+        // what `PackHeader::parse` promises, since memory is written by it
+        let inside = p
+            .slices
+            .windows(2)
+            .all(|w| w[0].offset_bytes.checked_add(w[0].slice_bytes).is_some_and(|end| end <= w[1].offset_bytes))
+            && p.slices
+                .last()
+                .is_none_or(|s| s.offset_bytes.checked_add(s.slice_bytes).is_some_and(|end| end <= p.stride_bytes));
+        let end = p.stride_bytes.checked_mul(p.n_experts.into()).and_then(|n| n.checked_add(p.offset_bytes));
+        if p.n_experts != l.n_experts || !same || !inside || end.is_none_or(|end| end > pack.file_bytes) {
+            return Err(err!(
+                Model,
+                "{path}: block {}: {} experts in strides of {} bytes, from {} on in {} bytes, are not the model's {} experts of {} bytes",
+                l.block,
+                p.n_experts,
+                p.stride_bytes,
+                p.offset_bytes,
+                pack.file_bytes,
+                l.n_experts,
+                l.expert_bytes()
+            ));
         }
     }
     Ok(())

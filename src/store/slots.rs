@@ -1,7 +1,8 @@
 //! What each slot holds: whose bytes, which slices are there, and how to wait for those that are not yet.
 //!
-//! A slot's word counts its slices in flight. Whoever moves that count from 0 has the claim on the slot, the sole right to
-//! write to its memory: `fetch` takes it for all slices at once and each lane gives one part back when its read is over.
+//! A slot's word counts its reads in flight (the pieces of its expert). Whoever moves that count from 0 has the claim on the
+//! slot, the sole right to write to its memory: `fetch` takes it for all pieces at once and each lane gives one part back when
+//! its read is over. A slice counts the pieces that it waits for, in the same way.
 //!
 //! ```text
 //! empty ── claim ──> n in flight ── finish × n ──> filled, or filled with a failure
@@ -9,11 +10,12 @@
 //!   └─────────────────────────────────────────────────┘
 //! ```
 //!
-//! Readers of the state need no lock: a slice is there if its own state says so. A waiter that finds it is not sleeps
+//! Readers of the state need no lock: a slice is there if its own count has come to 0. A waiter that finds it is not sleeps
 //! on its layer's condition variable, and every finish wakes that layer. A finish changes the atomics first and takes
 //! the layer's lock afterwards, so a waiter either sees the change or is already asleep when it is woken.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::*};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -25,21 +27,15 @@ const FILLED: u32 = 1 << 16;
 const FAILED: u32 = 1 << 17;
 const NOBODY: u32 = u32::MAX;
 
-/// More slices than a slot's word can count.
-pub(super) const MAX_SLICES: usize = IN_FLIGHT as usize;
+/// No more pieces than a slot's word can count.
+pub(super) const MAX_PIECES: usize = IN_FLIGHT as usize;
 
-/// The state of one slice in one slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum Slice {
-    Empty,
-    Reading,
-    Ready,
-    Failed,
-}
+/// Of one slice in one slot: its pieces in flight (`IN_FLIGHT`), and `FAILED` or `EMPTY` where it cannot be used all the same.
+const READY: u32 = 0;
+const EMPTY: u32 = 1 << 18;
 
 struct Slot {
-    /// Slices in flight, and the flags.
+    /// Pieces in flight, and the flags.
     word: AtomicU32,
     expert: AtomicU32,
     /// Its pages take memory.
@@ -48,7 +44,7 @@ struct Slot {
 
 struct Failure {
     slot: u32,
-    slice: u32,
+    slices: Range<u32>,
     error: Error,
     /// `take_failed` has named it.
     taken: bool,
@@ -57,11 +53,13 @@ struct Failure {
 /// The slots of one layer.
 pub(super) struct LayerSlots {
     layer: usize,
-    n_slices: u32,
+    n_pieces: u32,
+    /// By slice, the pieces that it waits for.
+    of_slice: Vec<u32>,
     slots: Vec<Slot>,
     /// Slot after slot.
-    slices: Vec<AtomicU8>,
-    /// Slices in flight in the whole layer.
+    slices: Vec<AtomicU32>,
+    /// Pieces in flight in the whole layer.
     in_flight: AtomicU32,
     /// Failures that `take_failed` has not named yet.
     untaken: AtomicU32,
@@ -70,14 +68,16 @@ pub(super) struct LayerSlots {
 }
 
 impl LayerSlots {
-    pub fn new(layer: usize, slots: u32, n_slices: usize) -> LayerSlots {
+    /// `n_pieces` reads fill a slot, `of_slice` of which each slice waits for.
+    pub fn new(layer: usize, slots: u32, n_pieces: usize, of_slice: &[u32]) -> LayerSlots {
         let slot =
             || Slot { word: AtomicU32::new(0), expert: AtomicU32::new(NOBODY), committed: AtomicBool::new(false) };
         LayerSlots {
             layer,
-            n_slices: n_slices as u32,
+            n_pieces: n_pieces as u32,
+            of_slice: of_slice.to_vec(),
             slots: (0..slots).map(|_| slot()).collect(),
-            slices: (0..slots as usize * n_slices).map(|_| AtomicU8::new(Slice::Empty as u8)).collect(),
+            slices: (0..slots as usize * of_slice.len()).map(|_| AtomicU32::new(EMPTY)).collect(),
             in_flight: AtomicU32::new(0),
             untaken: AtomicU32::new(0),
             failures: Mutex::new(Vec::new()),
@@ -96,13 +96,13 @@ impl LayerSlots {
         there.then(|| s.expert.load(Relaxed)).filter(|&e| e != NOBODY)
     }
 
-    /// Claims a slot for reading an expert's slices; each must be finished once. Waits, at most `timeout`, for reads that
+    /// Claims a slot for reading an expert's pieces; each must be finished once. Waits, at most `timeout`, for reads that
     /// are still in flight in it. Whether its memory had been given back before is the answer.
     pub fn claim_for_fetch(&self, slot: u32, expert: u32, timeout: Duration) -> Result<bool> {
-        self.claim(slot, self.n_slices, timeout)?;
-        self.in_flight.fetch_add(self.n_slices, Relaxed);
-        for i in 0..self.n_slices {
-            self.slice(slot, i).store(Slice::Reading as u8, Relaxed);
+        self.claim(slot, self.n_pieces, timeout)?;
+        self.in_flight.fetch_add(self.n_pieces, Relaxed);
+        for (slice, &n) in self.slices(slot).iter().zip(&self.of_slice) {
+            slice.store(n, Relaxed);
         }
         let s = &self.slots[slot as usize];
         s.expert.store(expert, Relaxed);
@@ -110,22 +110,24 @@ impl LayerSlots {
         Ok(!s.committed.swap(true, Relaxed))
     }
 
-    /// The end of one slice's read. The lane's writes to the slice happen before anybody sees it as ready.
-    pub fn finish(&self, slot: u32, slice: u32, outcome: Result<()>) {
+    /// The end of one piece's read, for which `slices` waited. The lane's writes happen before anybody sees them as ready.
+    pub fn finish(&self, slot: u32, slices: Range<u32>, outcome: Result<()>) {
         let s = &self.slots[slot as usize];
-        let state = match outcome {
-            Ok(()) => Slice::Ready,
-            Err(error) => {
-                // recorded before it shows, so that whoever sees the state finds the error
-                let mut failures = self.failures.lock();
-                failures.push(Failure { slot, slice, error, taken: false });
-                self.untaken.fetch_add(1, Release);
-                s.word.fetch_or(FAILED, Release);
-                Slice::Failed
+        let waiting = &self.slices(slot)[slices.start as usize..slices.end as usize];
+        if let Err(error) = outcome {
+            // recorded before it shows, so that whoever sees the state finds the error
+            let mut failures = self.failures.lock();
+            failures.push(Failure { slot, slices, error, taken: false });
+            self.untaken.fetch_add(1, Release);
+            s.word.fetch_or(FAILED, Release);
+            for slice in waiting {
+                slice.fetch_or(FAILED, Release);
             }
-        };
-        self.slice(slot, slice).store(state as u8, Release);
-        // only now: whoever claims the slot next may set the slice's state
+        }
+        for slice in waiting {
+            slice.fetch_sub(1, AcqRel);
+        }
+        // only now: whoever claims the slot next may set the slices' counts
         s.word.fetch_sub(1, AcqRel);
         self.in_flight.fetch_sub(1, Release);
         self.wake();
@@ -134,17 +136,14 @@ impl LayerSlots {
     /// Claims a slot, runs `f` on it as its only user, and leaves it empty. `f` is told whether the slot takes memory, and
     /// says whether it does afterwards. Refused while reads are in flight in it.
     pub fn reset(&self, slot: u32, timeout: Duration, f: impl FnOnce(bool) -> Result<bool>) -> Result<()> {
-        let reading = |&i: &u32| self.slice(slot, i).load(Acquire) == Slice::Reading as u8;
-        let n = (0..self.n_slices).filter(reading).count();
+        let n = self.slices(slot).iter().filter(|slice| slice.load(Acquire) & IN_FLIGHT > 0).count();
         if n > 0 {
             return Err(err!(State, "layer {} slot {slot}: {n} slices are in flight in it", self.layer));
         }
         // what may still be counted is a lane between the last two steps of a finish
         self.claim(slot, 1, timeout)?;
         let s = &self.slots[slot as usize];
-        for i in 0..self.n_slices {
-            self.slice(slot, i).store(Slice::Empty as u8, Relaxed);
-        }
+        self.slices(slot).iter().for_each(|slice| slice.store(EMPTY, Relaxed));
         s.expert.store(NOBODY, Relaxed);
         let outcome = f(s.committed.load(Relaxed)).map(|committed| s.committed.store(committed, Relaxed));
         s.word.store(0, Release);
@@ -177,7 +176,7 @@ impl LayerSlots {
     /// Whether the slice, or the whole slot, is there. One load.
     pub fn is_ready(&self, slot: u32, slice: Option<u32>) -> bool {
         match slice {
-            Some(i) => self.slice(slot, i).load(Acquire) == Slice::Ready as u8,
+            Some(i) => self.slices(slot)[i as usize].load(Acquire) == READY,
             None => self.slots[slot as usize].word.load(Acquire) == FILLED,
         }
     }
@@ -185,7 +184,7 @@ impl LayerSlots {
     /// Whether nothing of the slice, or of the whole slot, is in flight.
     pub fn is_over(&self, slot: u32, slice: Option<u32>) -> bool {
         match slice {
-            Some(i) => self.slice(slot, i).load(Acquire) != Slice::Reading as u8,
+            Some(i) => self.slices(slot)[i as usize].load(Acquire) & IN_FLIGHT == 0,
             None => self.slots[slot as usize].word.load(Acquire) & IN_FLIGHT == 0,
         }
     }
@@ -203,12 +202,12 @@ impl LayerSlots {
             let (expert, n) = (s.expert.load(Relaxed), s.word.load(Relaxed) & IN_FLIGHT);
             return Err(err!(
                 Timeout,
-                "layer {layer} expert {expert} slot {slot}{of}: not read after {} ms, {n} slices in flight",
+                "layer {layer} expert {expert} slot {slot}{of}: not read after {} ms, {n} reads in flight",
                 timeout.as_millis()
             ));
         }
         let failures = self.failures.lock();
-        match failures.iter().find(|f| f.slot == slot && slice.is_none_or(|i| f.slice == i)) {
+        match failures.iter().find(|f| f.slot == slot && slice.is_none_or(|i| f.slices.contains(&i))) {
             Some(f) => Err(f.error.clone()),
             None => Err(err!(State, "layer {layer} slot {slot}{of}: nothing was read into it")),
         }
@@ -220,7 +219,7 @@ impl LayerSlots {
             return Ok(());
         }
         let n = self.in_flight.load(Relaxed);
-        Err(err!(Timeout, "layer {}: {n} slices not read after {} ms", self.layer, timeout.as_millis()))
+        Err(err!(Timeout, "layer {}: {n} reads not over after {} ms", self.layer, timeout.as_millis()))
     }
 
     /// Err with the first recorded failure, if there is one.
@@ -258,8 +257,10 @@ impl LayerSlots {
         }
     }
 
-    fn slice(&self, slot: u32, slice: u32) -> &AtomicU8 {
-        &self.slices[slot as usize * self.n_slices as usize + slice as usize]
+    /// The counts of a slot's slices.
+    fn slices(&self, slot: u32) -> &[AtomicU32] {
+        let n = self.of_slice.len();
+        &self.slices[slot as usize * n..][..n]
     }
 
     fn wake(&self) {
@@ -293,23 +294,23 @@ mod tests {
 
     fn filled(l: &LayerSlots, slot: u32, expert: u32) {
         l.claim_for_fetch(slot, expert, SOON).unwrap();
-        (0..l.n_slices).for_each(|i| l.finish(slot, i, Ok(())));
+        (0..l.n_pieces).for_each(|i| l.finish(slot, i..i + 1, Ok(())));
     }
 
     #[test]
     fn a_slot_from_empty_to_filled_and_back() {
-        let l = LayerSlots::new(3, 2, 2);
+        let l = LayerSlots::new(3, 2, 2, &[1, 1]);
         assert_eq!(l.wait(0, None, SOON).unwrap_err().kind, ErrorKind::State);
         assert!(l.claim_for_fetch(0, 7, SOON).unwrap());
         let e = l.wait(0, Some(1), SOON).unwrap_err();
         assert_eq!(e.kind, ErrorKind::Timeout);
         assert!(e.detail.starts_with("layer 3 expert 7 slot 0 slice 1: not read after 20 ms"), "{e}");
-        l.finish(0, 1, Ok(()));
+        l.finish(0, 1..2, Ok(()));
         l.wait(0, Some(1), SOON).unwrap();
         assert_eq!(l.wait(0, None, SOON).unwrap_err().kind, ErrorKind::Timeout);
         assert_eq!(l.wait_idle(SOON).unwrap_err().kind, ErrorKind::Timeout);
         assert_eq!(l.expert(0), None);
-        l.finish(0, 0, Ok(()));
+        l.finish(0, 0..1, Ok(()));
         l.wait(0, None, SOON).unwrap();
         l.wait_idle(SOON).unwrap();
         assert_eq!((l.expert(0), l.expert(1)), (Some(7), None));
@@ -328,11 +329,11 @@ mod tests {
 
     #[test]
     fn a_failure_stays_until_cleared_or_fetched_over() {
-        let l = LayerSlots::new(0, 2, 2);
+        let l = LayerSlots::new(0, 2, 2, &[1, 1]);
         for clear in [true, false] {
             l.claim_for_fetch(1, 4, SOON).unwrap();
-            l.finish(1, 0, Ok(()));
-            l.finish(1, 1, Err(err!(Io, "broken")));
+            l.finish(1, 0..1, Ok(()));
+            l.finish(1, 1..2, Err(err!(Io, "broken")));
             l.wait(1, Some(0), SOON).unwrap();
             for _ in 0..2 {
                 assert_eq!(l.wait(1, Some(1), SOON).unwrap_err().detail, "broken");
@@ -357,22 +358,55 @@ mod tests {
 
     #[test]
     fn a_claim_waits_for_what_is_in_flight_and_changes_nothing_if_it_must_give_up() {
-        let l = LayerSlots::new(0, 1, 1);
+        let l = LayerSlots::new(0, 1, 1, &[1]);
         l.claim_for_fetch(0, 1, SOON).unwrap();
         assert_eq!(l.claim_for_fetch(0, 2, SOON).unwrap_err().kind, ErrorKind::Timeout);
         assert_eq!(l.reset(0, LATER, |_| unreachable!()).unwrap_err().kind, ErrorKind::State);
         std::thread::scope(|s| {
             s.spawn(|| l.claim_for_fetch(0, 3, LATER).unwrap());
             std::thread::sleep(Duration::from_millis(5));
-            l.finish(0, 0, Ok(()));
+            l.finish(0, 0..1, Ok(()));
         });
-        l.finish(0, 0, Ok(()));
+        l.finish(0, 0..1, Ok(()));
         assert_eq!(l.expert(0), Some(3));
     }
 
     #[test]
+    fn a_slice_is_there_when_all_its_pieces_are() {
+        // three pieces: the second holds the end of slice 0 and all of slice 1, the third the end of slice 2
+        let l = LayerSlots::new(0, 1, 3, &[2, 1, 2]);
+        let pieces = [0..1, 0..3, 2..3];
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            for failing in [None, Some(0), Some(1), Some(2)] {
+                l.claim_for_fetch(0, 6, SOON).unwrap();
+                for (done, &i) in order.iter().enumerate() {
+                    assert_eq!(l.wait(0, None, Duration::ZERO).unwrap_err().kind, ErrorKind::Timeout);
+                    let failed = failing == Some(i);
+                    let outcome = if failed { Err(err!(Io, "piece {i} is broken")) } else { Ok(()) };
+                    l.finish(0, pieces[i].clone(), outcome);
+                    let over = &order[..=done];
+                    for slice in 0..3u32 {
+                        let mine: Vec<usize> = (0..3).filter(|&p| pieces[p].contains(&slice)).collect();
+                        let there = mine.iter().all(|p| over.contains(p));
+                        let good = there && !mine.iter().any(|p| failing == Some(*p));
+                        assert_eq!(l.is_ready(0, Some(slice)), good, "{order:?} {failing:?} {i} {slice}");
+                        match l.wait(0, Some(slice), Duration::ZERO) {
+                            Ok(()) => assert!(good),
+                            Err(e) if there => assert!(e.detail.ends_with("is broken"), "{e}"),
+                            Err(e) => assert_eq!(e.kind, ErrorKind::Timeout),
+                        }
+                    }
+                }
+                assert_eq!(l.expert(0), failing.is_none().then_some(6));
+                assert_eq!(l.take_failed().len(), usize::from(failing.is_some()));
+                l.wait_idle(Duration::ZERO).unwrap();
+            }
+        }
+    }
+
+    #[test]
     fn all_waiters_wake() {
-        let l = LayerSlots::new(0, 1, 3);
+        let l = LayerSlots::new(0, 1, 3, &[1, 1, 1]);
         for round in 0..50 {
             l.claim_for_fetch(0, round, LATER).unwrap();
             std::thread::scope(|s| {
@@ -380,7 +414,7 @@ mod tests {
                     let l = &l;
                     s.spawn(move || l.wait(0, slice, LATER).unwrap());
                 }
-                (0..3).for_each(|i| l.finish(0, i, Ok(())));
+                (0..3).for_each(|i| l.finish(0, i..i + 1, Ok(())));
             });
         }
     }

@@ -36,6 +36,18 @@ pub struct IoReport {
     pub mem_align: usize,
     /// Bytes: the same for offsets and lengths.
     pub offset_align: usize,
+    /// Bytes of all experts that direct reads bring straight into slots, but for what does not fill a block at either end; and
+    /// of those whose place in the file is out of step with their place in the slot: they are copied once more. Both 0 where
+    /// nothing is read directly.
+    pub straight_bytes: u64,
+    pub bounced_bytes: u64,
+}
+
+impl IoReport {
+    /// Of all bytes of experts, the share that direct reads bring straight into slots: 0 where reads are buffered.
+    pub fn straight_share(&self) -> f64 {
+        self.straight_bytes as f64 / (self.straight_bytes + self.bounced_bytes).max(1) as f64
+    }
 }
 
 /// Where bytes come from: a file, or a test that fails on purpose.
@@ -189,7 +201,7 @@ impl SourceFile {
     }
 }
 
-/// The report for all files together.
+/// The report for all files together; what is straight and what bounced is the store's to add.
 pub(super) fn report(requested: IoMode, files: &[SourceFile]) -> IoReport {
     let fell_back = files.iter().find(|f| f.mode != requested);
     IoReport {
@@ -198,6 +210,8 @@ pub(super) fn report(requested: IoMode, files: &[SourceFile]) -> IoReport {
         reason: fell_back.map_or_else(String::new, |f| f.reason.clone()),
         mem_align: files.iter().map(|f| f.mem_align).max().unwrap_or(1),
         offset_align: files.iter().map(|f| f.offset_align).max().unwrap_or(1),
+        straight_bytes: 0,
+        bounced_bytes: 0,
     }
 }
 

@@ -23,13 +23,17 @@ fn slots_hold_the_files_bytes_whatever_the_alignment() {
     for (i, shape) in shapes.iter().enumerate() {
         for tail in [0, 1, 5000] {
             let m = Model::new(5, shape, tail);
-            for (lanes, io, bounce_bytes) in [
-                (1, IoMode::Direct, 1),
-                (4, IoMode::Direct, 1 << 20),
-                (1, IoMode::Buffered, 0),
-                (4, IoMode::Buffered, 0),
+            for (lanes, io, bounce_bytes, chunk_bytes) in [
+                (1, IoMode::Direct, 1, 0),
+                (4, IoMode::Direct, 1 << 20, 64 << 10),
+                (3, IoMode::Direct, 1, 100_000),
+                (1, IoMode::Buffered, 0, 65_537),
+                (4, IoMode::Buffered, 0, 0),
             ] {
-                let store = m.open(StoreConfig { bounce_bytes, ..config(5, lanes, io) });
+                let store = m.open(StoreConfig { bounce_bytes, chunk_bytes, ..config(5, lanes, io) });
+                let r = store.io_mode();
+                let all = if r.in_effect == IoMode::Direct { m.table.total_bytes() } else { 0 };
+                assert_eq!(r.straight_bytes + r.bounced_bytes, all);
                 for layer in 0..2 {
                     for slot in 0..5 {
                         store.poison(layer, slot, 0xC7).unwrap();
@@ -143,7 +147,7 @@ fn two_disjoint_traces_stay_in_the_budget() {
     let m = Model::new(16, &[vec![(0, 30_000), (64, 30_000)], vec![(0, 18_000)]], 0);
     let config = config(4, 2, IoMode::Direct);
     let page = page_bytes();
-    let slots: u64 = m.table.layers.iter().map(|l| 4 * plan_slot_bytes(l, page)).sum();
+    let slots: u64 = m.table.layers.iter().map(|l| 4 * plan_slot_bytes(l, None, page)).sum();
     let budget = slots + config.plan_staging_bytes();
     let store = m.open(config);
     assert!(store.max_bytes() <= budget);
@@ -219,6 +223,7 @@ fn what_is_out_of_range_is_refused_and_changes_nothing() {
         StoreConfig { lanes: 0, ..good.clone() },
         StoreConfig { lanes: 65, ..good.clone() },
         StoreConfig { queue: 0, ..good.clone() },
+        StoreConfig { chunk_bytes: (64 << 10) - 1, ..good.clone() },
         StoreConfig { bounce_bytes: usize::MAX, ..good.clone() },
         StoreConfig { timeout: Duration::ZERO, ..good.clone() },
         StoreConfig { timeout: Duration::MAX, ..good.clone() },

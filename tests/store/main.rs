@@ -4,6 +4,8 @@
 mod bytes;
 mod faults;
 mod model;
+mod pack;
+mod pieces;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -107,7 +109,7 @@ proptest! {
     #[test]
     #[cfg_attr(miri, ignore)]
     fn any_shape_any_order(
-        layers in prop::collection::vec(prop::collection::vec((0..5000u64, prop_oneof![1..70_000u64, (1..20u64).prop_map(|n| n * 4096)]), 1..5), 1..4),
+        layers in prop::collection::vec(prop::collection::vec((0..5000u64, prop_oneof![1..70_000u64, (1..20u64).prop_map(|n| n * 4096), 100_000..400_000u64]), 1..5), 1..4),
         order in prop::collection::vec((any::<prop::sample::Index>(), 0..4u32, 0..3u32), 1..40),
         direct in any::<bool>(),
         lanes in 1..5usize,

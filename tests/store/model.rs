@@ -118,7 +118,9 @@ pub fn slot_of(store: &Store, layer: usize, slot: u32) -> &[u8] {
 }
 
 pub fn config(slots: u32, lanes: usize, io: IoMode) -> StoreConfig {
-    StoreConfig { slots, lanes, io, timeout: Duration::from_secs(20), ..StoreConfig::default() }
+    // the smallest chunks, so that slices are cut where they can be
+    let chunk_bytes = 64 << 10;
+    StoreConfig { slots, lanes, io, chunk_bytes, timeout: Duration::from_secs(20), ..StoreConfig::default() }
 }
 
 /// Two slices of different sizes in one layer, a third size in the other.

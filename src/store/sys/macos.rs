@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Anonymous memory is not reserved ahead here, whatever the flags.
@@ -20,10 +21,11 @@ pub fn open_direct(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The alignment in bytes for direct reads, of (memory, offset and length). The system takes any, but leaves the direct
-/// path for those that are not whole 4 KiB blocks.
-pub fn direct_align(_file: &File) -> Option<(usize, usize)> {
-    Some((4096, 4096))
+/// The alignment in bytes for direct reads, of (memory, offset and length): the file system's block. The system takes any, but
+/// leaves the direct path for those that are not whole blocks.
+pub fn direct_align(file: &File) -> Option<(usize, usize)> {
+    let block = file.metadata().ok()?.blksize() as usize;
+    block.is_power_of_two().then_some((block.max(4096), block.max(4096)))
 }
 
 /// Gives the pages of a range back; what they read as afterwards is not defined.
