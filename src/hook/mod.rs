@@ -9,9 +9,11 @@
 mod admit;
 pub mod config;
 mod layer;
+mod located;
 mod metrics;
 mod pass;
 pub mod rows;
+pub mod schedule;
 mod select;
 pub mod stats;
 
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 
 pub use config::{Config, Plan, Prefill, plan};
 pub use rows::{Adjacent, Rows, RowsMut};
+pub use schedule::{Carry, Schedule};
 pub use stats::{LayerStats, Outcome, Placed, Stats};
 
 use crate::error::{Error, Result, err};
@@ -62,6 +65,9 @@ pub struct Live {
     pub moce: Moce,
     pub drop: Drop,
     pub slots: u32,
+    /// I/O threads at work.
+    pub lanes: u32,
+    pub backing: Backing,
 }
 
 /// One open model with its cache.
@@ -108,7 +114,13 @@ impl Hook {
         let store = Store::open(&paths, &lens, &model.experts, maps.clone(), config::store_config(&config, reserved))?;
         let dense = DenseHold::new(config.dense, &model.dense_ranges(), maps);
 
-        let live = Live { moce: config.moce, drop: config.drop, slots: plan.slots };
+        let live = Live {
+            moce: config.moce,
+            drop: config.drop,
+            slots: plan.slots,
+            lanes: config.lanes as u32,
+            backing: config.backing,
+        };
         let layers: Vec<_> = model.experts.layers.iter().map(|l| Layer::new(l, plan.slots, config.policy)).collect();
         let scratch = Scratch::new(top_m, plan.k as usize, plan.n_experts as usize);
         let mut hook = Self {
