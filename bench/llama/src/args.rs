@@ -34,7 +34,7 @@ pub struct Load {
 pub struct HookArgs {
     /// The engine alone: mapped file, no callback, none of the flags below
     #[arg(long, conflicts_with_all = ["slots", "cache_bytes", "policy", "lambda", "top_j", "delta", "drop", "renormalise", "trace", "metrics",
-        "lanes", "io", "backing", "dense", "prefill", "top_m", "poison"])]
+        "schedule", "lanes", "io", "backing", "dense", "prefill", "top_m", "poison"])]
     pub no_hook: bool,
     /// Slots per layer
     #[arg(long)]
@@ -66,6 +66,9 @@ pub struct HookArgs {
     /// Write a metrics log, a line a pass (.jsonl, or .csv)
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+    /// Run this experiment: a plan file, as `hotset ab plan` writes it
+    #[arg(long, value_name = "PLAN")]
+    pub schedule: Option<PathBuf>,
     /// I/O threads
     #[arg(long)]
     pub lanes: Option<u32>,

@@ -12,6 +12,7 @@ mod hook;
 mod lazy_map;
 mod perplexity;
 mod report;
+mod text;
 
 use std::process::ExitCode;
 
