@@ -11,9 +11,12 @@
 //! - [`trace`]: Q4RT files, the live recorder, the sidecar.
 //! - `replay` (feature `tools`): what other settings would have done to a trace.
 //! - `analyze` (feature `tools`): what the routing of a run looks like.
+//! - `ab` (feature `tools`): experiments on the device: plans, and what their logs tell apart.
 //!
 //! `model`, `cache`, `route` and `trace` know nothing of each other; `store` reads `model`'s expert table.
 
+#[cfg(feature = "tools")]
+pub mod ab;
 pub mod abi;
 #[cfg(feature = "tools")]
 pub mod analyze;

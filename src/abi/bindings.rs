@@ -99,6 +99,7 @@ pub struct hotset_params {
     pub trace: *const ::core::ffi::c_char,
     pub pack: *const ::core::ffi::c_char,
     pub metrics: *const ::core::ffi::c_char,
+    pub schedule: *const ::core::ffi::c_char,
     pub log: hotset_log_fn,
     pub log_user: *mut ::core::ffi::c_void,
     pub detail: *mut ::core::ffi::c_char,
@@ -106,7 +107,7 @@ pub struct hotset_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of hotset_params"][::core::mem::size_of::<hotset_params>() - 152usize];
+    ["Size of hotset_params"][::core::mem::size_of::<hotset_params>() - 160usize];
     ["Alignment of hotset_params"][::core::mem::align_of::<hotset_params>() - 8usize];
     ["Offset of field: hotset_params::struct_size"][::core::mem::offset_of!(hotset_params, struct_size) - 0usize];
     ["Offset of field: hotset_params::cache_bytes"][::core::mem::offset_of!(hotset_params, cache_bytes) - 8usize];
@@ -130,10 +131,11 @@ const _: () = {
     ["Offset of field: hotset_params::trace"][::core::mem::offset_of!(hotset_params, trace) - 96usize];
     ["Offset of field: hotset_params::pack"][::core::mem::offset_of!(hotset_params, pack) - 104usize];
     ["Offset of field: hotset_params::metrics"][::core::mem::offset_of!(hotset_params, metrics) - 112usize];
-    ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 120usize];
-    ["Offset of field: hotset_params::log_user"][::core::mem::offset_of!(hotset_params, log_user) - 128usize];
-    ["Offset of field: hotset_params::detail"][::core::mem::offset_of!(hotset_params, detail) - 136usize];
-    ["Offset of field: hotset_params::detail_size"][::core::mem::offset_of!(hotset_params, detail_size) - 144usize];
+    ["Offset of field: hotset_params::schedule"][::core::mem::offset_of!(hotset_params, schedule) - 120usize];
+    ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 128usize];
+    ["Offset of field: hotset_params::log_user"][::core::mem::offset_of!(hotset_params, log_user) - 136usize];
+    ["Offset of field: hotset_params::detail"][::core::mem::offset_of!(hotset_params, detail) - 144usize];
+    ["Offset of field: hotset_params::detail_size"][::core::mem::offset_of!(hotset_params, detail_size) - 152usize];
 };
 impl Default for hotset_params {
     fn default() -> Self {
@@ -455,6 +457,9 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn hotset_set_slots(h: *mut hotset, slots: u32) -> i32;
+}
+unsafe extern "C" {
+    pub fn hotset_set_schedule(h: *mut hotset, path: *const ::core::ffi::c_char) -> i32;
 }
 unsafe extern "C" {
     pub fn hotset_reset(h: *mut hotset) -> i32;

@@ -8,10 +8,13 @@
 
 mod admit;
 pub mod config;
+mod follow;
 mod layer;
+mod located;
 mod metrics;
 mod pass;
 pub mod rows;
+pub mod schedule;
 mod select;
 pub mod stats;
 
@@ -21,6 +24,7 @@ use std::time::{Duration, Instant};
 
 pub use config::{Config, Plan, Prefill, plan};
 pub use rows::{Adjacent, Rows, RowsMut};
+pub use schedule::{Carry, Schedule};
 pub use stats::{LayerStats, Outcome, Placed, Stats};
 
 use crate::error::{Error, Result, err};
@@ -28,6 +32,7 @@ use crate::model::Model;
 use crate::route::{Drop, Moce, ScoreSpace};
 use crate::store::{Backing, DenseHold, IoMode, Store, StoreCounters};
 use crate::trace::{Phase, Placement, Recorder};
+use follow::Follow;
 use layer::{Layer, Scratch};
 use metrics::Metrics;
 use pass::Pass;
@@ -62,6 +67,9 @@ pub struct Live {
     pub moce: Moce,
     pub drop: Drop,
     pub slots: u32,
+    /// I/O threads at work.
+    pub lanes: u32,
+    pub backing: Backing,
 }
 
 /// One open model with its cache.
@@ -73,9 +81,15 @@ pub struct Hook {
     plan: Plan,
     /// Candidates per row: `config.top_m`, and no more than the smallest layer has experts.
     top_m: usize,
+    /// In force.
     live: Live,
+    /// As the engine has set it, whatever a schedule lays over it.
+    own: Live,
     /// Changed settings that wait for the end of the pass.
     pending: Option<Live>,
+    follow: Option<Follow>,
+    /// Slots per layer that the memory planned for holds.
+    max_slots: u32,
     layers: Vec<Layer>,
     scratch: Scratch,
     pass: Option<Pass>,
@@ -96,6 +110,9 @@ impl Hook {
     /// Opens the model, reserves the slots, starts the I/O lanes, begins recording.
     pub fn open(gguf: &Path, config: Config) -> Result<Self> {
         let model = Model::open(gguf)?;
+        // Before the schedule's cells: what the engine's own settings are.
+        let (lanes, backing) = (config.lanes as u32, config.backing);
+        let (config, schedule) = config.with_schedule()?;
         let pack = config::open_pack(&model, &config)?;
         let plan = config::plan_with(&model, &config, pack.as_ref())?;
         let fewest = model.experts.layers.iter().map(|l| l.n_experts).min().unwrap_or(0);
@@ -110,7 +127,8 @@ impl Hook {
         let store = Store::open(&paths, &lens, &model.experts, maps.clone(), store_config)?;
         let dense = DenseHold::new(config.dense, &model.dense_ranges(), maps);
 
-        let live = Live { moce: config.moce, drop: config.drop, slots: plan.slots };
+        let own = Live { moce: config.moce, drop: config.drop, slots: plan.slots, lanes, backing };
+        store.set_lanes(lanes as usize);
         let layers: Vec<_> = model.experts.layers.iter().map(|l| Layer::new(l, plan.slots, config.policy)).collect();
         let scratch = Scratch::new(top_m, plan.k as usize, plan.n_experts as usize);
         let mut hook = Self {
@@ -118,8 +136,11 @@ impl Hook {
             dense,
             plan,
             top_m,
-            live,
+            live: own,
+            own,
             pending: None,
+            follow: None,
+            max_slots: plan.slots,
             layers,
             scratch,
             pass: None,
@@ -134,6 +155,10 @@ impl Hook {
             model,
             config,
         };
+        if let Some(path) = &hook.config.schedule {
+            let here = path.display().to_string();
+            hook.set_schedule(schedule).map_err(|e| Error::new(e.kind, format!("{here}: {}", e.detail)))?;
+        }
         if let Some(path) = hook.config.trace.clone() {
             hook.recorder = Some(Recorder::create(path, hook.recorder_config()?)?);
         }
@@ -213,15 +238,17 @@ impl Hook {
         )
     }
 
-    /// Changes settings: at once between passes, with the next pass within one. An error changes nothing.
+    /// Changes the engine's own settings: at once between passes, with the next pass within one. What a schedule's cell names stays
+    /// as the cell has it. An error changes nothing.
     pub fn set(&mut self, change: impl FnOnce(&mut Live)) -> Result<()> {
-        let mut live = self.live();
-        change(&mut live);
-        live.moce.check()?;
-        live.drop.check()?;
-        live.slots = live.slots.min(self.plan.n_experts);
-        self.plan.check_slots(live.slots)?;
-        self.pending = Some(live);
+        let mut own = self.own;
+        change(&mut own);
+        own.moce.check()?;
+        own.drop.check()?;
+        own.slots = own.slots.min(self.plan.n_experts);
+        self.plan.check_slots(own.slots)?;
+        self.own = own;
+        self.pending = Some(self.wanted());
         if self.pass.is_none() {
             self.take_up_settings();
         }
