@@ -135,6 +135,7 @@ struct hotset_params {
     uint32_t      k;               /* experts per token; 0: the file's expert_used_count */
     uint32_t      top_m;           /* candidates recorded and reranked from, per token and layer; 0: 64. From k to the experts of the smallest layer */
     uint32_t      lanes;           /* I/O threads, 1..64; 0: 4 */
+    uint32_t      read_ahead;      /* slots per layer beside the cache's, to read ahead into: see hotset_read_ahead; 0: none */
     int32_t       backing;         /* HOTSET_BACKING_* */
     int32_t       io;              /* HOTSET_IO_* */
     int32_t       dense;           /* HOTSET_DENSE_* */
@@ -160,7 +161,7 @@ struct hotset_params {
 
 struct hotset_params hotset_params_default(void);
 
-/* Lays the environment over *p: HOTSET_SLOTS, HOTSET_CACHE_BYTES (with an optional K, M or G: powers of 1024), HOTSET_LANES, HOTSET_CHUNK (bytes, as
+/* Lays the environment over *p: HOTSET_SLOTS, HOTSET_CACHE_BYTES (with an optional K, M or G: powers of 1024), HOTSET_LANES, HOTSET_READ_AHEAD, HOTSET_CHUNK (bytes, as
  * HOTSET_CACHE_BYTES), HOTSET_PACK,
  * HOTSET_BACKING (slots, page-cache), HOTSET_IO (direct, buffered), HOTSET_DENSE (lock, warm, leave), HOTSET_LAMBDA,
  * HOTSET_TOP_J, HOTSET_POLICY (lru, lfu, ema, near_pick_ema, inverse_router_ema), HOTSET_DELTA (token_topk, token_full, running_full), HOTSET_DROP, HOTSET_RENORMALISE (auto, on, off), HOTSET_PREFILL
@@ -186,7 +187,7 @@ struct hotset_plan {
     uint32_t k;
     uint32_t slots;           /* per layer */
     uint32_t min_slots;       /* fewest that can be opened: k */
-    uint32_t reserved;
+    uint32_t read_ahead;      /* slots per layer beside them, to read ahead into; read_ahead x slot_bytes on top of cache_bytes */
     uint64_t slot_bytes;      /* one slot in every layer, padding to pages included */
     uint64_t cache_bytes;     /* slots x slot_bytes */
     uint64_t staging_bytes;   /* read buffers of the lanes */
@@ -229,7 +230,7 @@ struct hotset_shape {
     const char * dense_reason;     /* the same for dense */
     const char * architecture;     /* general.architecture of the file, or "" */
     int32_t      policy;
-    uint32_t     reserved;
+    uint32_t     read_ahead;       /* slots per layer to read ahead into, beside `slots` */
 };
 
 int32_t hotset_shape(const struct hotset * h, struct hotset_shape * out);
@@ -341,6 +342,12 @@ int32_t hotset_wait(struct hotset * h, uint32_t layer, int32_t slot, uint32_t pr
  * engine computes with what is there first, and lets a layer without misses pass uninterrupted. */
 int32_t hotset_ready(struct hotset * h, uint32_t layer, int32_t slot, uint32_t projection);
 
+/* Tells which experts (n ids, the likeliest first) a layer is likely to want soon: those that are not resident are read on lanes that have nothing else to
+ * do, into slots set aside (hotset_params.read_ahead; without any, and with the page-cache backing, it does nothing). One that is then admitted is a miss
+ * as it would have been, whose read began earlier; one that is not, or not soon, is overwritten by a later guess. Nothing that is computed changes. Between
+ * the calls of two layers, as hotset_select; never waits. Returns how many reads were started. */
+int32_t hotset_read_ahead(struct hotset * h, uint32_t layer, const int32_t * experts, size_t n);
+
 /* hotset_select, a softmax over the chosen scores (logits; for other score spaces the scores normalised to sum 1), and hotset_admit
  * in one, for an engine without a graph. ids and weights: out (ids in, too, with HOTSET_BATCH_ROUTED). */
 int32_t hotset_layer(struct hotset * h, const struct hotset_batch * batch, const float * scores, size_t row_stride,
@@ -389,6 +396,9 @@ struct hotset_stats {
     uint64_t recorded_tokens;
     uint64_t left_out_tokens;    /* that the recorder left out; the sidecar says why */
     uint64_t lost_metrics;       /* metrics rows that found the queue full */
+    uint64_t ahead_issued;       /* experts whose read was started ahead */
+    uint64_t ahead_adopted;      /* of them, those that were wanted while they were there */
+    uint64_t ahead_wasted_bytes; /* of those that were overwritten unwanted */
 };
 
 int32_t hotset_stats(struct hotset * h, struct hotset_stats * out);

@@ -21,6 +21,8 @@
  *                               mapped file for a batch that passes through
  *   each MUL_MAT_ID             waits for its own projection; it is a stop where a later one's reads are in flight. A layer without misses
  *                               is not interrupted
+ * With hotset_params.read_ahead > 0: after the admission of a decode's layer, the next layer's router (its gate tensor, in f32) is applied to this layer's
+ * input, and what it would choose is told to hotset_read_ahead.
  * Errors: the tensors are pointed at the mapped file and the ids put back, so that nothing wrong can be computed, and
  * hotset_ggml_aborted tells the engine to abort; llama_decode then returns 2. hotset_ggml_status and _error say why.
  *

@@ -63,6 +63,7 @@ fn nothing_is_allocated_after_the_first_pass() {
         unsafe {
             let params = c::hotset_params {
                 slots: 20,
+                read_ahead: 3,
                 lambda,
                 drop,
                 delta,
@@ -95,6 +96,8 @@ fn nothing_is_allocated_after_the_first_pass() {
                 let before = COUNT.with(Cell::get);
                 // SAFETY: one row of EXPERTS scores, K ids and K weights.
                 unsafe {
+                    let guess = [layer as i32, 40, 80, (count % 200) as i32];
+                    assert!(c::hotset_read_ahead(h, layer, guess.as_ptr(), guess.len()) >= 0);
                     assert_eq!(c::hotset_select(h, &batch, scores.as_ptr(), EXPERTS * 4, ids.as_mut_ptr(), K * 4), 0);
                     let (i, w) = (ids.as_mut_ptr(), weights.as_mut_ptr());
                     assert_eq!(c::hotset_admit(h, &batch, i, K * 4, w, K * 4, std::ptr::null_mut()), 0);

@@ -84,6 +84,7 @@ pub struct hotset_params {
     pub k: u32,
     pub top_m: u32,
     pub lanes: u32,
+    pub read_ahead: u32,
     pub backing: i32,
     pub io: i32,
     pub dense: i32,
@@ -107,7 +108,7 @@ pub struct hotset_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of hotset_params"][::core::mem::size_of::<hotset_params>() - 160usize];
+    ["Size of hotset_params"][::core::mem::size_of::<hotset_params>() - 168usize];
     ["Alignment of hotset_params"][::core::mem::align_of::<hotset_params>() - 8usize];
     ["Offset of field: hotset_params::struct_size"][::core::mem::offset_of!(hotset_params, struct_size) - 0usize];
     ["Offset of field: hotset_params::cache_bytes"][::core::mem::offset_of!(hotset_params, cache_bytes) - 8usize];
@@ -116,26 +117,27 @@ const _: () = {
     ["Offset of field: hotset_params::k"][::core::mem::offset_of!(hotset_params, k) - 28usize];
     ["Offset of field: hotset_params::top_m"][::core::mem::offset_of!(hotset_params, top_m) - 32usize];
     ["Offset of field: hotset_params::lanes"][::core::mem::offset_of!(hotset_params, lanes) - 36usize];
-    ["Offset of field: hotset_params::backing"][::core::mem::offset_of!(hotset_params, backing) - 40usize];
-    ["Offset of field: hotset_params::io"][::core::mem::offset_of!(hotset_params, io) - 44usize];
-    ["Offset of field: hotset_params::dense"][::core::mem::offset_of!(hotset_params, dense) - 48usize];
-    ["Offset of field: hotset_params::delta"][::core::mem::offset_of!(hotset_params, delta) - 52usize];
-    ["Offset of field: hotset_params::lambda"][::core::mem::offset_of!(hotset_params, lambda) - 56usize];
-    ["Offset of field: hotset_params::top_j"][::core::mem::offset_of!(hotset_params, top_j) - 64usize];
-    ["Offset of field: hotset_params::renormalise"][::core::mem::offset_of!(hotset_params, renormalise) - 68usize];
-    ["Offset of field: hotset_params::drop"][::core::mem::offset_of!(hotset_params, drop) - 72usize];
-    ["Offset of field: hotset_params::prefill"][::core::mem::offset_of!(hotset_params, prefill) - 80usize];
-    ["Offset of field: hotset_params::wait_ms"][::core::mem::offset_of!(hotset_params, wait_ms) - 84usize];
-    ["Offset of field: hotset_params::queue_tokens"][::core::mem::offset_of!(hotset_params, queue_tokens) - 88usize];
-    ["Offset of field: hotset_params::policy"][::core::mem::offset_of!(hotset_params, policy) - 92usize];
-    ["Offset of field: hotset_params::trace"][::core::mem::offset_of!(hotset_params, trace) - 96usize];
-    ["Offset of field: hotset_params::pack"][::core::mem::offset_of!(hotset_params, pack) - 104usize];
-    ["Offset of field: hotset_params::metrics"][::core::mem::offset_of!(hotset_params, metrics) - 112usize];
-    ["Offset of field: hotset_params::schedule"][::core::mem::offset_of!(hotset_params, schedule) - 120usize];
-    ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 128usize];
-    ["Offset of field: hotset_params::log_user"][::core::mem::offset_of!(hotset_params, log_user) - 136usize];
-    ["Offset of field: hotset_params::detail"][::core::mem::offset_of!(hotset_params, detail) - 144usize];
-    ["Offset of field: hotset_params::detail_size"][::core::mem::offset_of!(hotset_params, detail_size) - 152usize];
+    ["Offset of field: hotset_params::read_ahead"][::core::mem::offset_of!(hotset_params, read_ahead) - 40usize];
+    ["Offset of field: hotset_params::backing"][::core::mem::offset_of!(hotset_params, backing) - 44usize];
+    ["Offset of field: hotset_params::io"][::core::mem::offset_of!(hotset_params, io) - 48usize];
+    ["Offset of field: hotset_params::dense"][::core::mem::offset_of!(hotset_params, dense) - 52usize];
+    ["Offset of field: hotset_params::delta"][::core::mem::offset_of!(hotset_params, delta) - 56usize];
+    ["Offset of field: hotset_params::lambda"][::core::mem::offset_of!(hotset_params, lambda) - 64usize];
+    ["Offset of field: hotset_params::top_j"][::core::mem::offset_of!(hotset_params, top_j) - 72usize];
+    ["Offset of field: hotset_params::renormalise"][::core::mem::offset_of!(hotset_params, renormalise) - 76usize];
+    ["Offset of field: hotset_params::drop"][::core::mem::offset_of!(hotset_params, drop) - 80usize];
+    ["Offset of field: hotset_params::prefill"][::core::mem::offset_of!(hotset_params, prefill) - 88usize];
+    ["Offset of field: hotset_params::wait_ms"][::core::mem::offset_of!(hotset_params, wait_ms) - 92usize];
+    ["Offset of field: hotset_params::queue_tokens"][::core::mem::offset_of!(hotset_params, queue_tokens) - 96usize];
+    ["Offset of field: hotset_params::policy"][::core::mem::offset_of!(hotset_params, policy) - 100usize];
+    ["Offset of field: hotset_params::trace"][::core::mem::offset_of!(hotset_params, trace) - 104usize];
+    ["Offset of field: hotset_params::pack"][::core::mem::offset_of!(hotset_params, pack) - 112usize];
+    ["Offset of field: hotset_params::metrics"][::core::mem::offset_of!(hotset_params, metrics) - 120usize];
+    ["Offset of field: hotset_params::schedule"][::core::mem::offset_of!(hotset_params, schedule) - 128usize];
+    ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 136usize];
+    ["Offset of field: hotset_params::log_user"][::core::mem::offset_of!(hotset_params, log_user) - 144usize];
+    ["Offset of field: hotset_params::detail"][::core::mem::offset_of!(hotset_params, detail) - 152usize];
+    ["Offset of field: hotset_params::detail_size"][::core::mem::offset_of!(hotset_params, detail_size) - 160usize];
 };
 impl Default for hotset_params {
     fn default() -> Self {
@@ -167,7 +169,7 @@ pub struct hotset_plan {
     pub k: u32,
     pub slots: u32,
     pub min_slots: u32,
-    pub reserved: u32,
+    pub read_ahead: u32,
     pub slot_bytes: u64,
     pub cache_bytes: u64,
     pub staging_bytes: u64,
@@ -186,7 +188,7 @@ const _: () = {
     ["Offset of field: hotset_plan::k"][::core::mem::offset_of!(hotset_plan, k) - 16usize];
     ["Offset of field: hotset_plan::slots"][::core::mem::offset_of!(hotset_plan, slots) - 20usize];
     ["Offset of field: hotset_plan::min_slots"][::core::mem::offset_of!(hotset_plan, min_slots) - 24usize];
-    ["Offset of field: hotset_plan::reserved"][::core::mem::offset_of!(hotset_plan, reserved) - 28usize];
+    ["Offset of field: hotset_plan::read_ahead"][::core::mem::offset_of!(hotset_plan, read_ahead) - 28usize];
     ["Offset of field: hotset_plan::slot_bytes"][::core::mem::offset_of!(hotset_plan, slot_bytes) - 32usize];
     ["Offset of field: hotset_plan::cache_bytes"][::core::mem::offset_of!(hotset_plan, cache_bytes) - 40usize];
     ["Offset of field: hotset_plan::staging_bytes"][::core::mem::offset_of!(hotset_plan, staging_bytes) - 48usize];
@@ -230,7 +232,7 @@ pub struct hotset_shape {
     pub dense_reason: *const ::core::ffi::c_char,
     pub architecture: *const ::core::ffi::c_char,
     pub policy: i32,
-    pub reserved: u32,
+    pub read_ahead: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -266,7 +268,7 @@ const _: () = {
     ["Offset of field: hotset_shape::dense_reason"][::core::mem::offset_of!(hotset_shape, dense_reason) - 152usize];
     ["Offset of field: hotset_shape::architecture"][::core::mem::offset_of!(hotset_shape, architecture) - 160usize];
     ["Offset of field: hotset_shape::policy"][::core::mem::offset_of!(hotset_shape, policy) - 168usize];
-    ["Offset of field: hotset_shape::reserved"][::core::mem::offset_of!(hotset_shape, reserved) - 172usize];
+    ["Offset of field: hotset_shape::read_ahead"][::core::mem::offset_of!(hotset_shape, read_ahead) - 172usize];
 };
 impl Default for hotset_shape {
     fn default() -> Self {
@@ -434,6 +436,9 @@ unsafe extern "C" {
     pub fn hotset_ready(h: *mut hotset, layer: u32, slot: i32, projection: u32) -> i32;
 }
 unsafe extern "C" {
+    pub fn hotset_read_ahead(h: *mut hotset, layer: u32, experts: *const i32, n: usize) -> i32;
+}
+unsafe extern "C" {
     pub fn hotset_layer(
         h: *mut hotset,
         batch: *const hotset_batch,
@@ -490,10 +495,13 @@ pub struct hotset_stats {
     pub recorded_tokens: u64,
     pub left_out_tokens: u64,
     pub lost_metrics: u64,
+    pub ahead_issued: u64,
+    pub ahead_adopted: u64,
+    pub ahead_wasted_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of hotset_stats"][::core::mem::size_of::<hotset_stats>() - 184usize];
+    ["Size of hotset_stats"][::core::mem::size_of::<hotset_stats>() - 208usize];
     ["Alignment of hotset_stats"][::core::mem::align_of::<hotset_stats>() - 8usize];
     ["Offset of field: hotset_stats::struct_size"][::core::mem::offset_of!(hotset_stats, struct_size) - 0usize];
     ["Offset of field: hotset_stats::passes"][::core::mem::offset_of!(hotset_stats, passes) - 8usize];
@@ -521,6 +529,10 @@ const _: () = {
     ["Offset of field: hotset_stats::left_out_tokens"]
         [::core::mem::offset_of!(hotset_stats, left_out_tokens) - 168usize];
     ["Offset of field: hotset_stats::lost_metrics"][::core::mem::offset_of!(hotset_stats, lost_metrics) - 176usize];
+    ["Offset of field: hotset_stats::ahead_issued"][::core::mem::offset_of!(hotset_stats, ahead_issued) - 184usize];
+    ["Offset of field: hotset_stats::ahead_adopted"][::core::mem::offset_of!(hotset_stats, ahead_adopted) - 192usize];
+    ["Offset of field: hotset_stats::ahead_wasted_bytes"]
+        [::core::mem::offset_of!(hotset_stats, ahead_wasted_bytes) - 200usize];
 };
 unsafe extern "C" {
     pub fn hotset_stats(h: *mut hotset, out: *mut hotset_stats) -> i32;

@@ -221,6 +221,23 @@ fn slot_number(slot: i32) -> Result<u32> {
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn hotset_read_ahead(h: *mut c::hotset, layer: u32, experts: *const i32, n: usize) -> i32 {
+    // SAFETY: the header asks for a live handle or NULL, and n adjacent ids.
+    unsafe {
+        on_handle(h, |handle| {
+            let mut hook = handle.hook.lock();
+            // No more than a layer has: what is beyond that repeats.
+            let n = n.min(hook.plan().n_experts as usize);
+            if n > 0 && (experts.is_null() || !experts.is_aligned()) {
+                return Err(err!(Argument, "experts at {experts:p}: {n} ids were to be there"));
+            }
+            let experts = if n == 0 { &[] } else { std::slice::from_raw_parts(experts, n) };
+            Ok(hook.read_ahead(layer, experts)? as i32)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn hotset_layer(
     h: *mut c::hotset,
     b: *const c::hotset_batch,

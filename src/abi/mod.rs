@@ -48,6 +48,7 @@ same_type! {
     layer::hotset_admit,
     layer::hotset_wait,
     layer::hotset_ready,
+    layer::hotset_read_ahead,
     layer::hotset_layer,
     settings::hotset_set_drop,
     settings::hotset_set_moce,

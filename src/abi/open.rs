@@ -99,9 +99,9 @@ pub unsafe extern "C" fn hotset_plan(gguf: *const c_char, p: *const c::hotset_pa
             let (config, _) = params::config(p)?.with_schedule()?;
             let planned = plan(&Model::open(&path)?, &config)?;
             guard::fill!(out, hotset_plan, Plan = planned, {
-                n_layers, n_experts, k, slots, slot_bytes, cache_bytes, staging_bytes, min_bytes, expert_bytes, dense_bytes,
+                n_layers, n_experts, k, slots, read_ahead, slot_bytes, cache_bytes, staging_bytes, min_bytes, expert_bytes, dense_bytes,
                 memory_bytes,
-            }, { min_slots: k, reserved: 0 });
+            }, { min_slots: k });
             Ok(c::HOTSET_OK)
         })
     }
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn hotset_shape(h: *const c::hotset, out: *mut c::hotset_s
                 dense_reason: handle.dense_reason.as_ptr(),
                 architecture: handle.architecture.as_ptr(),
                 policy: params::policy_value(config.policy),
-                reserved: 0,
+                read_ahead: plan.read_ahead,
             };
             Ok(c::HOTSET_OK)
         })

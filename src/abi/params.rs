@@ -122,6 +122,7 @@ pub unsafe fn config(p: &c::hotset_params) -> Result<Config> {
         k: p.k,
         top_m: or(p.top_m, d.top_m as usize) as u32,
         lanes: or(p.lanes, d.lanes),
+        read_ahead: p.read_ahead,
         backing: match p.backing {
             c::HOTSET_BACKING_SLOTS => Backing::Slots,
             c::HOTSET_BACKING_PAGE_CACHE => Backing::PageCache,
@@ -212,6 +213,7 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
     };
     number!("HOTSET_SLOTS", p.slots);
     number!("HOTSET_LANES", p.lanes);
+    number!("HOTSET_READ_AHEAD", p.read_ahead);
     number!("HOTSET_TOP_J", p.top_j);
     number!("HOTSET_TOP_M", p.top_m);
     number!("HOTSET_LAMBDA", p.lambda);

@@ -96,7 +96,8 @@ pub unsafe extern "C" fn hotset_stats(h: *mut c::hotset, out: *mut c::hotset_sta
             guard::fill!(out, hotset_stats, Stats = stats, {
                 passes, aborted_passes, decode_tokens, prefill_tokens, pass_through_rows, hits, misses, dropped, swapped,
                 mass_dropped, mass_swapped, bad_rows, read_bytes, device_bytes, reads, failed_reads, wait_ns, resident,
-                resident_bytes, recorded_tokens, left_out_tokens, lost_metrics,
+                resident_bytes, recorded_tokens, left_out_tokens, lost_metrics, ahead_issued, ahead_adopted,
+                ahead_wasted_bytes,
             }, {});
             Ok(c::HOTSET_OK)
         })

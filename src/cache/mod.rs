@@ -104,6 +104,8 @@ pub struct LayerCache<P = Lru> {
     token_experts: Vec<u16>,
     /// Slots without an expert, the lowest on top.
     free: Vec<u32>,
+    /// Slots that the cache does not use: what is read ahead goes there.
+    aside: Vec<u32>,
     capacity: u32,
     n_resident: u32,
     tokens: u64,
@@ -132,10 +134,32 @@ impl<P: Eviction> LayerCache<P> {
                 free.extend((0..capacity).rev());
                 free
             },
+            aside: Vec::new(),
             capacity,
             n_resident: 0,
             tokens: 0,
         }
+    }
+
+    /// Sets up to `n` slot numbers aside, as many as the layer has experts beyond the cache's slots; from then on the cache grows no further
+    /// than to leave them. Once, before anything is placed.
+    pub fn set_aside(&mut self, n: u32) {
+        debug_assert!(self.n_resident == 0 && self.aside.is_empty());
+        let n_experts = self.slot_of.len() as u32;
+        let n = n.min(n_experts - self.capacity);
+        self.aside.extend(n_experts - n..n_experts);
+    }
+
+    /// The slots set aside.
+    pub fn aside(&self) -> &[u32] {
+        &self.aside
+    }
+
+    /// `expert`, just placed as a miss, takes the slot number `index` of those set aside, in which its bytes are; the one that it was given is
+    /// set aside instead. Which experts are resident, and who goes next, is not changed by it.
+    pub fn take_aside(&mut self, expert: u16, index: usize) {
+        debug_assert!(self.is_resident(expert));
+        std::mem::swap(&mut self.slot_of[expert as usize], &mut self.aside[index]);
     }
 
     pub fn capacity(&self) -> u32 {
@@ -311,7 +335,7 @@ impl<P: Eviction> LayerCache<P> {
     /// that may be given back to the system: what it held is gone, or it was free. Between batches only.
     pub fn set_capacity(&mut self, capacity: u32, mut released: impl FnMut(u32)) {
         debug_assert!(self.batch.is_empty());
-        let capacity = capacity.min(self.slot_of.len() as u32);
+        let capacity = capacity.min((self.slot_of.len() - self.aside.len()) as u32);
         while self.n_resident > capacity {
             let Some(victim) = self.policy.victim() else { break };
             let slot = std::mem::replace(&mut self.slot_of[victim as usize], NO_SLOT);
@@ -321,7 +345,7 @@ impl<P: Eviction> LayerCache<P> {
         // Slots keep their numbers when the cache shrinks (no expert is moved), so the free ones are those of 0..n_experts
         // without an expert; only capacity - n_resident of them are ever in use at a time.
         let mut taken = vec![false; self.slot_of.len()];
-        self.slot_of.iter().filter(|&&s| s != NO_SLOT).for_each(|&s| taken[s as usize] = true);
+        self.slot_of.iter().filter(|&&s| s != NO_SLOT).chain(&self.aside).for_each(|&s| taken[s as usize] = true);
         let before = self.free.clone();
         self.free.clear();
         self.free.extend((0..self.slot_of.len() as u32).rev().filter(|&s| !taken[s as usize]));

@@ -27,6 +27,7 @@
 
 #include "ggml-backend-impl.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -54,7 +55,9 @@ struct layer {
     bool                 companions;         /* there are banks beside the weights */
     int                  chain_end;          /* index into chain; -1: not learned */
     atomic_bool          rows_called;        /* the engine asks for this layer's experts inside of its matmuls */
+    struct ggml_tensor * router;             /* the gate: a row of n_embd an expert; NULL until seen */
     /* of the evaluation in progress */
+    struct ggml_tensor * input;              /* what the router is applied to */
     struct ggml_tensor * topk;
     struct ggml_tensor * weights;
     int                  chain_last;         /* of the nodes stopped at */
@@ -78,10 +81,13 @@ struct hotset_ggml {
     int64_t  pass_tokens;
     bool     select;         /* the scores are wanted */
     bool     drop;
+    uint32_t read_ahead;     /* experts of the next layer to guess; 0: none */
     bool     own_wanted, chain_wanted; /* of the last node asked about */
     /* ids as they were before hotset_admit, for an error after it */
     int32_t * ids;
     size_t    n_ids;
+    /* the next layer's scores, for guessing; as many as any layer has experts */
+    float *   guess;
     uint64_t  stops;
     /* the first error: claimed by who finds it (a thread that computes, perhaps), then written, then shown */
     atomic_flag failing;
@@ -322,6 +328,63 @@ static bool keep_ids(struct hotset_ggml * g, const struct layer * l) {
     return true;
 }
 
+/* ---- reading ahead --------------------------------------------------------------------------------------------------- */
+
+static float dot(const float * a, const float * b, int64_t n) {
+    float sum[8] = { 0 }; /* side by side, so that it compiles to vectors */
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        for (int j = 0; j < 8; j++) {
+            sum[j] += a[i + j] * b[i + j];
+        }
+    }
+    for (; i < n; i++) {
+        sum[0] += a[i] * b[i];
+    }
+    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+}
+
+/* Guesses which experts the next layer will choose: its router, applied to this layer's input, which differs from its own by what this layer
+ * adds. Biases are left out of it. A decode of one token only. */
+static void guess_next(struct hotset_ggml * g, const struct layer * l) {
+    const struct layer * next = l + 1 < g->layers + g->n_layers ? l + 1 : NULL;
+    if (!g->read_ahead || !next || !next->router || !l->input || l->topk->ne[1] != 1) {
+        return;
+    }
+    const struct ggml_tensor * w = next->router;
+    const struct ggml_tensor * x = l->input;
+    const int64_t n = w->ne[1];
+    if (w->type != GGML_TYPE_F32 || x->type != GGML_TYPE_F32 || w->ne[0] != x->ne[0] || x->ne[1] != 1 || w->nb[0] != sizeof(float) ||
+        x->nb[0] != sizeof(float) || n > next->banks[0].slots || !in_host_memory(w) || !in_host_memory(x)) {
+        return;
+    }
+    for (int64_t e = 0; e < n; e++) {
+        g->guess[e] = dot((const float *) ((const char *) w->data + e * w->nb[1]), (const float *) x->data, w->ne[0]);
+    }
+    int32_t best[64];
+    const int64_t k = l->topk->ne[0] < 64 ? l->topk->ne[0] : 64;
+    int64_t found = 0;
+    for (; found < k && found < n; found++) {
+        int32_t at = -1;
+        for (int64_t e = 0; e < n; e++) {
+            if (g->guess[e] == g->guess[e] && (at < 0 || g->guess[e] > g->guess[at])) {
+                at = (int32_t) e;
+            }
+        }
+        if (at < 0) {
+            break; /* nothing but NaN is left */
+        }
+        best[found]    = at;
+        g->guess[at] = NAN;
+    }
+    const int32_t status = hotset_read_ahead(g->h, next->block, best, (size_t) found);
+    if (status < 0) {
+        fail_hotset(g, status);
+    }
+}
+
+/* ---- admission ------------------------------------------------------------------------------------------------------- */
+
 static void do_admit(struct hotset_ggml * g, struct layer * l) {
     l->admitted  = true;
     l->in_slots  = false;
@@ -365,6 +428,7 @@ static void do_admit(struct hotset_ggml * g, struct layer * l) {
         return;
     }
     l->in_flight = status == HOTSET_IN_FLIGHT;
+    guess_next(g, l);
 }
 
 /* ---- the walk -------------------------------------------------------------------------------------------------------- */
@@ -386,6 +450,7 @@ static void begin_pass(struct hotset_ggml * g, int64_t n_tokens) {
     g->select = (shape.recording && (!prefill || (shape.prefill & HOTSET_PREFILL_RECORD))) ||
                 (shape.lambda > 0 && (!prefill || (shape.prefill & HOTSET_PREFILL_MOCE))) ||
                 shape.policy == HOTSET_POLICY_NEAR_PICK_EMA || shape.policy == HOTSET_POLICY_INVERSE_ROUTER_EMA;
+    g->read_ahead = prefill ? 0 : shape.read_ahead;
     g->drop = shape.drop > 0 && (!prefill || (shape.prefill & HOTSET_PREFILL_DROP));
 }
 
@@ -458,9 +523,20 @@ static bool ask(struct hotset_ggml * g, struct ggml_tensor * t) {
     if (strncmp(t->name, "ffn_moe_", 8) != 0) {
         return false;
     }
-    const int block = layer_of(t->name, "ffn_moe_topk");
+    int block = layer_of(t->name, "ffn_moe_topk");
     if (block >= 0) {
         return ask_topk(g, t, block);
+    }
+    block = layer_of(t->name, "ffn_moe_logits");
+    if (block >= 0) {
+        /* Before its topk. Where a bias is added the node of that name is not the product: then nothing is guessed. */
+        struct layer * of = find_layer(g, block);
+        if (of) {
+            const bool product = t->op == GGML_OP_MUL_MAT;
+            of->router = product ? t->src[0] : NULL;
+            of->input  = product ? t->src[1] : NULL;
+        }
+        return false;
     }
     if (!l) {
         return false;
@@ -690,6 +766,14 @@ static int32_t read_layers(struct hotset_ggml * g) {
         }
     }
     free(blocks);
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < g->n_layers; i++) {
+        most = g->layers[i].banks[0].slots > most ? g->layers[i].banks[0].slots : most;
+    }
+    g->guess = malloc(most * sizeof(float));
+    if (!g->guess) {
+        return HOTSET_E_MEMORY;
+    }
     return status < 0 ? status : HOTSET_OK;
 }
 
@@ -725,6 +809,7 @@ void hotset_ggml_free(struct hotset_ggml * g) {
     if (g) {
         free(g->layers);
         free(g->ids);
+        free(g->guess);
         free(g);
     }
 }

@@ -115,7 +115,12 @@ impl Hook {
                         let started = match self.live.backing {
                             Backing::Slots => {
                                 outcome.read_bytes += l.expert_bytes;
-                                self.store.fetch(layer, expert.into(), slot)
+                                if l.adopt(expert) {
+                                    self.stats.ahead_adopted += 1;
+                                    Ok(())
+                                } else {
+                                    self.store.fetch(layer, expert.into(), slot)
+                                }
                             }
                             Backing::PageCache => self.store.hint(layer, expert.into()),
                         };
@@ -184,6 +189,7 @@ impl Hook {
     /// Experts whose reads have failed are not resident.
     pub(super) fn forget_failed(&mut self, layer: usize) {
         for slot in self.store.take_failed(layer) {
+            self.layers[layer].forget_aside(slot);
             if let Some(expert) = self.layers[layer].cache.expert_in(slot) {
                 self.layers[layer].cache.forget(expert);
             }

@@ -30,6 +30,8 @@ pub struct Config {
     /// Candidates per token and layer.
     pub top_m: u32,
     pub lanes: usize,
+    /// Slots per layer to read ahead into, beside the cache's.
+    pub read_ahead: u32,
     pub backing: Backing,
     pub io: IoMode,
     /// The longest read that an expert is cut into; 0: nothing is cut.
@@ -60,6 +62,7 @@ impl Default for Config {
             k: 0,
             top_m: 64,
             lanes: 4,
+            read_ahead: 0,
             backing: Backing::Slots,
             io: IoMode::Direct,
             chunk_bytes: CHUNK_BYTES,
@@ -98,6 +101,8 @@ pub struct Plan {
     pub n_experts: u32,
     pub k: u32,
     pub slots: u32,
+    /// Slots per layer beside them, to read ahead into: no more than experts are left.
+    pub read_ahead: u32,
     /// One slot in every layer.
     pub slot_bytes: u64,
     pub cache_bytes: u64,
@@ -157,14 +162,20 @@ pub fn plan_with(model: &Model, config: &Config, pack: Option<&Pack>) -> Result<
         n_experts: model.experts.n_experts(),
         k,
         slots: 0,
+        read_ahead: if config.backing == Backing::Slots {
+            config.read_ahead.min(model.experts.n_experts() - k)
+        } else {
+            0
+        },
         slot_bytes,
         cache_bytes: 0,
         staging_bytes,
-        min_bytes: slot_bytes.saturating_mul(k.into()).saturating_add(staging_bytes),
+        min_bytes: 0,
         expert_bytes: model.experts.total_bytes(),
         dense_bytes: model.dense_ranges().iter().map(|(_, r)| r.end - r.start).sum(),
         memory_bytes: memory_bytes(),
     };
+    plan.min_bytes = slot_bytes.saturating_mul((k + plan.read_ahead).into()).saturating_add(staging_bytes);
     plan.slots = if config.slots > 0 {
         config.slots.min(plan.n_experts)
     } else {
@@ -174,15 +185,17 @@ pub fn plan_with(model: &Model, config: &Config, pack: Option<&Pack>) -> Result<
         };
         plan.slots_for(budget)?
     };
+    plan.read_ahead = plan.read_ahead.min(plan.n_experts - plan.slots);
     plan.cache_bytes = plan.slot_bytes * u64::from(plan.slots);
     plan.check_slots(plan.slots)?;
     Ok(plan)
 }
 
 impl Plan {
-    /// Slots per layer that `cache_bytes` hold, staging taken off first. `Budget` below k.
+    /// Slots per layer that `cache_bytes` hold, staging and what is read ahead taken off first. `Budget` below k.
     pub fn slots_for(&self, cache_bytes: u64) -> Result<u32> {
-        let slots = cache_bytes.saturating_sub(self.staging_bytes) / self.slot_bytes.max(1);
+        let aside = self.slot_bytes.saturating_mul(self.read_ahead.into());
+        let slots = cache_bytes.saturating_sub(self.staging_bytes).saturating_sub(aside) / self.slot_bytes.max(1);
         if slots < self.k.into() {
             return Err(err!(
                 Budget,

@@ -14,6 +14,8 @@ pub struct Layer {
     /// On disk, companions included.
     pub expert_bytes: u64,
     pub cache: LayerCache<AnyPolicy>,
+    /// By slot that the cache has set aside: the expert that was read into it ahead and has not been wanted yet.
+    pub ahead: Vec<Option<u16>>,
     /// Mean range of the scores, for the running_full delta.
     pub range: RunningRange,
     /// Of the last `select`: experts that reranking put in, and the mass that it cost.
@@ -30,6 +32,7 @@ impl Layer {
             n_experts: layer.n_experts,
             expert_bytes: layer.expert_bytes(),
             cache: LayerCache::new(policy.build(&Spec::new(n_experts)), n_experts, slots),
+            ahead: Vec::new(),
             range: RunningRange::default(),
             swapped: 0,
             mass_swapped: 0.0,
@@ -39,6 +42,7 @@ impl Layer {
 
     pub fn reset(&mut self) {
         self.cache.clear();
+        self.ahead.fill(None);
         self.range = RunningRange::default();
         (self.swapped, self.mass_swapped) = (0, 0.0);
         self.stats = LayerStats::default();

@@ -7,6 +7,7 @@
 //! One thread at a time calls a `Hook`; waiting for reads goes to the [`Store`] directly, from any thread.
 
 mod admit;
+mod ahead;
 pub mod config;
 mod follow;
 mod layer;
@@ -129,7 +130,9 @@ impl Hook {
 
         let own = Live { moce: config.moce, drop: config.drop, slots: plan.slots, lanes, backing };
         store.set_lanes(lanes as usize);
-        let layers: Vec<_> = model.experts.layers.iter().map(|l| Layer::new(l, plan.slots, config.policy)).collect();
+        let mut layers: Vec<_> =
+            model.experts.layers.iter().map(|l| Layer::new(l, plan.slots, config.policy)).collect();
+        layers.iter_mut().for_each(|l| l.set_aside(plan.read_ahead));
         let scratch = Scratch::new(top_m, plan.k as usize, plan.n_experts as usize);
         let mut hook = Self {
             store: Arc::new(store),
@@ -245,7 +248,7 @@ impl Hook {
         change(&mut own);
         own.moce.check()?;
         own.drop.check()?;
-        own.slots = own.slots.min(self.plan.n_experts);
+        own.slots = own.slots.min(self.plan.n_experts - self.plan.read_ahead);
         self.plan.check_slots(own.slots)?;
         self.own = own;
         self.pending = Some(self.wanted());

@@ -199,6 +199,8 @@ impl Hook {
                 if moved {
                     // What is resident with one backing is not with the other.
                     layer.cache.set_capacity(0, release);
+                    layer.cache.aside().iter().copied().for_each(release);
+                    layer.ahead.fill(None);
                 }
                 layer.cache.set_capacity(live.slots, release);
             }

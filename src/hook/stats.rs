@@ -72,6 +72,9 @@ pub struct Stats {
     pub recorded_tokens: u64,
     pub left_out_tokens: u64,
     pub lost_metrics: u64,
+    pub ahead_issued: u64,
+    pub ahead_adopted: u64,
+    pub ahead_wasted_bytes: u64,
 }
 
 impl Stats {

@@ -1,14 +1,16 @@
 //! The lanes: threads that read. Jobs go into one bounded queue, made at open, and each lane takes the next one; a job is
 //! one piece of an expert, so that even one miss spreads over several lanes. Idle lanes sleep in the queue.
 //!
-//! The queue never makes anyone wait: when it is full, `submit` hands the job back and the submitter reads it itself.
+//! The queue never makes anyone wait: when it is full, `submit` hands the job back and the submitter reads it itself. A second queue
+//! holds what is read ahead: a lane looks there only when the first is empty, and the first of several lanes never does, so that a
+//! read that is waited for finds a lane.
 //!
 //! Fewer lanes than were started may be at work (`set_active`): a job that a lane has taken then waits at the gate for another's end.
 
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, never, select};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Result, err};
@@ -55,6 +57,7 @@ impl Gate {
 /// Joined when dropped; what is in the queue then is still handed to `run`.
 pub(super) struct Lanes {
     queue: Option<Sender<Job>>,
+    ahead: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     gate: Arc<Gate>,
 }
@@ -66,15 +69,25 @@ impl Lanes {
         queue: usize,
         mut lane: impl FnMut() -> Result<R>,
     ) -> Result<Lanes> {
-        let (sender, receiver) = bounded(queue);
+        let ((sender, receiver), (ahead_sender, ahead_receiver)) = (bounded(queue), bounded(queue));
         // on an early return this ends the lanes already started
-        let mut lanes = Lanes { queue: Some(sender), threads: Vec::with_capacity(n), gate: Arc::new(Gate::new(n)) };
+        let mut lanes = Lanes {
+            queue: Some(sender),
+            ahead: Some(ahead_sender),
+            threads: Vec::with_capacity(n),
+            gate: Arc::new(Gate::new(n)),
+        };
         for i in 0..n {
             let mut run = lane()?;
-            let (jobs, gate): (Receiver<Job>, _) = (receiver.clone(), lanes.gate.clone());
+            let (jobs, gate) = (receiver.clone(), lanes.gate.clone());
+            let ahead = if i == 0 && n > 1 { never() } else { ahead_receiver.clone() };
             let thread = Builder::new()
                 .name(format!("hotset-io-{i}"))
-                .spawn(move || jobs.iter().for_each(|job| gate.pass(|| run(job))))
+                .spawn(move || {
+                    while let Some(job) = next(&jobs, &ahead) {
+                        gate.pass(|| run(job));
+                    }
+                })
                 .map_err(|e| err!(Memory, "cannot start I/O thread {i} of {n}: {e}"))?;
             lanes.threads.push(thread);
         }
@@ -83,7 +96,7 @@ impl Lanes {
 
     /// No threads: every job comes back.
     pub fn none() -> Lanes {
-        Lanes { queue: None, threads: Vec::new(), gate: Arc::new(Gate::new(0)) }
+        Lanes { queue: None, ahead: None, threads: Vec::new(), gate: Arc::new(Gate::new(0)) }
     }
 
     /// Lets no more than `n` lanes work from here on, at least one; what they have begun is ended.
@@ -97,11 +110,36 @@ impl Lanes {
         let Some(queue) = &self.queue else { return Err(job) };
         queue.try_send(job).map_err(|full| full.into_inner())
     }
+
+    /// Queues a job behind all that `submit` has queued and will; handed back in the same way.
+    pub fn submit_ahead(&self, job: Job) -> Result<(), Job> {
+        let Some(queue) = &self.ahead else { return Err(job) };
+        queue.try_send(job).map_err(|full| full.into_inner())
+    }
+
+    /// How many more jobs `submit_ahead` would take now.
+    pub fn room_ahead(&self) -> usize {
+        self.ahead.as_ref().map_or(0, |q| q.capacity().unwrap_or(0).saturating_sub(q.len()))
+    }
+}
+
+/// A lane's next job; None when both queues have ended.
+fn next(jobs: &Receiver<Job>, ahead: &Receiver<Job>) -> Option<Job> {
+    match jobs.try_recv() {
+        Ok(job) => return Some(job),
+        // Lanes drops both queues together: what is left of the second is the rest.
+        Err(TryRecvError::Disconnected) => return ahead.try_recv().ok(),
+        Err(TryRecvError::Empty) => {}
+    }
+    select! {
+        recv(jobs) -> job => job.ok().or_else(|| ahead.try_recv().ok()),
+        recv(ahead) -> job => job.ok().or_else(|| jobs.recv().ok()),
+    }
 }
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        self.queue = None;
+        (self.queue, self.ahead) = (None, None);
         for thread in self.threads.drain(..) {
             // a lane that panicked has nothing more to say
             let _ = thread.join();
@@ -133,6 +171,39 @@ mod tests {
         (1..=100).for_each(|i| lanes.submit(job(i)).unwrap());
         drop(lanes);
         assert_eq!(sum.load(SeqCst), 5050);
+    }
+
+    #[test]
+    fn what_is_read_ahead_comes_last_and_is_done_all_the_same() {
+        let done = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let (go, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(std::sync::Mutex::new(wait));
+        for n in [1, 2] {
+            done.lock().unwrap().clear();
+            let lanes = Lanes::start(n, 100, || {
+                let (done, wait) = (done.clone(), wait.clone());
+                Ok(move |job: Job| {
+                    if job.slot == 0 {
+                        wait.lock().unwrap().recv().unwrap();
+                    }
+                    done.lock().unwrap().push(job.slot);
+                })
+            })
+            .unwrap();
+            // each lane is held by a job of its own while the queues fill
+            (0..n).for_each(|_| lanes.submit(job(0)).unwrap());
+            (101..=110).for_each(|i| lanes.submit_ahead(job(i)).unwrap());
+            (1..=10).for_each(|i| lanes.submit(job(i)).unwrap());
+            assert!(lanes.room_ahead() >= 90);
+            (0..n).for_each(|_| go.send(()).unwrap());
+            drop(lanes);
+            let done = done.lock().unwrap();
+            assert_eq!(done.len(), 20 + n);
+            if n == 1 {
+                assert_eq!(done[1..], [(1..=10).collect::<Vec<_>>(), (101..=110).collect()].concat());
+            }
+        }
+        assert_eq!(Lanes::none().submit_ahead(job(1)), Err(job(1)));
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub use sys::{memory_bytes, page_bytes};
 use crate::error::{Result, err};
 use crate::model::{ExpertTable, ExpertTensor, MoeLayer, PackedLayer};
 use arena::Arena;
-use lanes::{Job, Lanes};
+use lanes::Lanes;
 use pieces::{LayerPieces, Run};
 use reader::{Bounce, ReadCounters, Reader};
 use shared::Shared;
@@ -176,6 +176,38 @@ impl Store {
     /// as it was; a read that fails later is the error of `wait`.
     pub fn fetch(&self, layer: usize, expert: u32, slot: u32) -> Result<()> {
         let s = &*self.shared;
+        self.claim(layer, expert, slot)?;
+        for job in s.jobs(layer, expert, slot) {
+            if let Err(job) = self.lanes.submit(job) {
+                match self.own.try_lock_for(s.config.timeout) {
+                    Some(mut reader) => s.run(job, &mut reader),
+                    None => s.finish(job, Err(err!(Timeout, "the queue is full, and its reads take too long"))),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `fetch` by lanes that have nothing else to do. False, and nothing has changed, where that is not to be had without waiting: reads are
+    /// in flight in the slot, or too many are queued. One thread at a time.
+    pub fn fetch_ahead(&self, layer: usize, expert: u32, slot: u32) -> Result<bool> {
+        let s = &*self.shared;
+        if !s.slot_in(layer, slot)?.is_over(slot, None) || self.lanes.room_ahead() < s.pieces[layer].len() {
+            return Ok(false);
+        }
+        self.claim(layer, expert, slot)?;
+        for job in s.jobs(layer, expert, slot) {
+            // There was room for all, and nobody else takes it.
+            if let Err(job) = self.lanes.submit_ahead(job) {
+                s.finish(job, Err(err!(State, "the queue of what is read ahead is full")));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes a slot the expert's, to be filled piece by piece.
+    fn claim(&self, layer: usize, expert: u32, slot: u32) -> Result<()> {
+        let s = &*self.shared;
         let (slots, arena) = (s.slot_in(layer, slot)?, s.arena()?);
         let n_experts = s.layers[layer].n_experts;
         if expert >= n_experts {
@@ -185,15 +217,6 @@ impl Store {
             s.committed.fetch_add(s.stride(layer), Relaxed);
             // SAFETY: layer and slot were checked, and the claim is ours until the last piece is finished.
             unsafe { arena.reuse(layer, slot) };
-        }
-        for piece in 0..s.pieces[layer].len() as u32 {
-            let job = Job { layer: layer as u32, expert, slot, piece };
-            if let Err(job) = self.lanes.submit(job) {
-                match self.own.try_lock_for(s.config.timeout) {
-                    Some(mut reader) => s.run(job, &mut reader),
-                    None => s.finish(job, Err(err!(Timeout, "the queue is full, and its reads take too long"))),
-                }
-            }
         }
         Ok(())
     }

@@ -85,6 +85,12 @@ impl Shared {
         self.arena.as_ref().ok_or_else(|| err!(State, "the page-cache backing has no slots"))
     }
 
+    /// The reads that fill a slot.
+    pub fn jobs(&self, layer: usize, expert: u32, slot: u32) -> impl Iterator<Item = Job> {
+        let n = self.pieces[layer].len() as u32;
+        (0..n).map(move |piece| Job { layer: layer as u32, expert, slot, piece })
+    }
+
     pub fn layer(&self, layer: usize) -> Result<&LayerSlots> {
         self.arena()?;
         self.slots.get(layer).ok_or_else(|| self.no_layer(layer))

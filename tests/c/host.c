@@ -243,6 +243,7 @@ static void check_refusals(const struct hotset_plan * plan) {
     WITH(renormalise, 3, HOTSET_E_ARGUMENT);
     WITH(prefill, 8, HOTSET_E_ARGUMENT);
     WITH(lanes, 65, HOTSET_E_ARGUMENT);
+    WITH(read_ahead, UINT32_MAX, HOTSET_OK); /* no more than there are experts beyond the slots */
     WITH(lambda, -0.1, HOTSET_E_ARGUMENT);
     WITH(lambda, (double) NAN, HOTSET_E_ARGUMENT);
     WITH(drop, -0.1, HOTSET_E_ARGUMENT);
@@ -421,6 +422,13 @@ static void check_bad_calls(struct hotset * h, uint32_t layer) {
     CHECK(hotset_ready(h, layer, (int32_t) shape.n_experts, HOTSET_ALL), HOTSET_E_RANGE);
     CHECK(hotset_ready(h, layer, -2, HOTSET_ALL), HOTSET_E_RANGE);
     CHECK(hotset_ready(h, layer, 0, 77), HOTSET_E_RANGE);
+    const int32_t none = -1;
+    CHECK(hotset_read_ahead(NULL, layer, in, 1), HOTSET_E_ARGUMENT);
+    CHECK(hotset_read_ahead(h, layer, NULL, 1), HOTSET_E_ARGUMENT);
+    CHECK(hotset_read_ahead(h, layer, NULL, 0), 0);
+    CHECK(hotset_read_ahead(h, 100000, in, 1), HOTSET_E_RANGE);
+    CHECK(hotset_read_ahead(h, layer, &none, 1), HOTSET_E_RANGE);
+    CHECK(hotset_read_ahead(h, layer, in, 1), 0); /* no slots are set aside here */
 
     /* none of it was counted, or moved anything */
     CHECK(hotset_stats(h, &s1), HOTSET_OK);

@@ -37,7 +37,7 @@ pub struct Load {
 pub struct HookArgs {
     /// The engine alone: mapped file, no callback, none of the flags below
     #[arg(long, conflicts_with_all = ["slots", "cache_bytes", "policy", "lambda", "top_j", "delta", "drop", "renormalise", "trace", "metrics",
-        "schedule", "lanes", "io", "backing", "dense", "prefill", "top_m", "wait", "fork", "poison"])]
+        "schedule", "lanes", "read_ahead", "pack", "io", "backing", "dense", "prefill", "top_m", "wait", "fork", "poison"])]
     pub no_hook: bool,
     /// Slots per layer
     #[arg(long)]
@@ -75,6 +75,12 @@ pub struct HookArgs {
     /// I/O threads
     #[arg(long)]
     pub lanes: Option<u32>,
+    /// Slots per layer to read ahead into, beside the cache's: the next layer's experts are guessed with its router
+    #[arg(long)]
+    pub read_ahead: Option<u32>,
+    /// Packed experts (hotset pack), read instead of the model's own file
+    #[arg(long, value_name = "FILE")]
+    pub pack: Option<PathBuf>,
     /// How experts are read
     #[arg(long)]
     pub io: Option<Io>,

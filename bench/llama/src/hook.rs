@@ -40,6 +40,10 @@ impl Hook {
         }
         // All must live until hotset_open has copied them.
         let trace = args.trace.as_deref().map(c_path).transpose()?;
+        let pack = args.pack.as_deref().map(c_path).transpose()?;
+        if let Some(path) = &pack {
+            params.pack = path.as_ptr();
+        }
         let metrics = args.metrics.as_deref().map(c_path).transpose()?;
         if let Some(path) = &trace {
             params.trace = path.as_ptr();
@@ -238,6 +242,7 @@ fn lay_over(params: &mut ffi::hotset_params, args: &HookArgs) {
     put(&mut params.drop, args.drop);
     put(&mut params.renormalise, args.renormalise.map(|r| r.number()));
     put(&mut params.lanes, args.lanes);
+    put(&mut params.read_ahead, args.read_ahead);
     put(&mut params.io, args.io.map(|io| io.number()));
     put(&mut params.backing, args.backing.map(|b| b.number()));
     put(&mut params.dense, args.dense.map(|d| d.number()));

@@ -161,6 +161,9 @@ impl Outcome {
         put("recorded_tokens", json!(s.recorded_tokens));
         put("left_out_tokens", json!(s.left_out_tokens));
         put("lost_metrics", json!(s.lost_metrics));
+        put("ahead_issued", json!(s.ahead_issued));
+        put("ahead_adopted", json!(s.ahead_adopted));
+        put("ahead_wasted_bytes", json!(s.ahead_wasted_bytes));
         put("resident", json!(s.resident));
         put("resident_bytes", json!(s.resident_bytes));
         put("backing", json!(Backing::text_of(self.shape.backing)));
@@ -211,6 +214,8 @@ pub fn add_json(to: &mut Map<String, Value>, load: &Load, args: &HookArgs, engin
         settings.insert("n_experts".into(), json!(shape.n_experts));
         settings.insert("k".into(), json!(shape.k));
         settings.insert("top_m".into(), json!(shape.top_m));
+        settings.insert("read_ahead".into(), json!(shape.read_ahead));
+        settings.insert("pack".into(), json!(args.pack.as_ref().map(|p| p.display().to_string())));
         settings.insert("lanes".into(), json!(shape.lanes));
         settings.insert("cache_bytes".into(), json!(shape.cache_bytes));
         settings.insert("policy".into(), json!(Policy::text_of(shape.policy)));

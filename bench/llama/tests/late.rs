@@ -43,6 +43,22 @@ fn only_layers_with_misses_are_interrupted() {
     }
 }
 
+#[test]
+fn reading_ahead_changes_no_logits_and_no_decision() {
+    for slots in ["6", "12", "24"] {
+        let plain = decode(&format!("--slots {slots}"));
+        for ahead in ["1", "6"] {
+            let run = decode(&format!("--slots {slots} --read-ahead {ahead} --poison"));
+            for key in ["logits_fnv", "hits_per_layer", "misses_per_layer"] {
+                assert_eq!(run[key], plain[key], "{slots} slots, {ahead} aside: {key}");
+            }
+            // The next layer's router sees nearly what it will see: far more guesses come true than of any six of 64 experts.
+            let (issued, adopted) = (number(&run, "ahead_issued"), number(&run, "ahead_adopted"));
+            assert!(issued > 100 && 4 * adopted > issued, "{slots} slots: {adopted} of {issued}");
+        }
+    }
+}
+
 /// With the patched engine the stops are those of the cache alone, once each layer has seen that the engine asks.
 #[cfg(feature = "fork")]
 #[test]
