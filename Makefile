@@ -5,7 +5,7 @@ LLAMA = --release -p hotset-llama --target-dir target/llama
 # llama.cpp takes its vector instructions from Rust's target features. Its own folder, so that these flags rebuild nothing else
 LLAMA_RUSTFLAGS = -C target-cpu=native
 
-.PHONY: help setup build lib llama demo test bench fmt lint cross clean
+.PHONY: help setup build lib llama llama-fork demo test bench fmt lint cross clean
 
 help:
 	@echo 'make demo    install what is missing, build, decode a small MoE model with a cache smaller than its experts,'
@@ -14,6 +14,7 @@ help:
 	@echo 'make build   the library and the command line: target/release'
 	@echo 'make lib     only what an engine links: libhotset.a'
 	@echo 'make llama   stock llama.cpp with hotset in it: target/llama/release/hotset-llama'
+	@echo 'make llama-fork   the same with the patched engine: target/llama-fork/release/hotset-llama'
 	@echo 'make setup   only install what is missing (cmake, a C++ compiler, libclang)'
 	@echo 'make bench   measurements (criterion)'
 	@echo 'make fmt     format;  make lint: format check and clippy'
@@ -32,6 +33,9 @@ lib:
 
 llama:
 	RUSTFLAGS='$(LLAMA_RUSTFLAGS)' $(CARGO) build $(LLAMA)
+
+llama-fork:
+	@vendor/llama.cpp/fork.sh build
 
 demo:
 	@sh tests/demo.sh

@@ -102,6 +102,10 @@ else
         step llama-clippy "clippy of hotset-llama" llama clippy --all-targets -- -D warnings
         step llama-test "tests with llama.cpp" llama test --no-fail-fast -- --show-output
     fi
+    # the same tests, each with the waits inside of the patched engine's matmuls
+    if step fork "llama.cpp with our patch" vendor/llama.cpp/fork.sh build; then
+        step fork-test "the same tests with the patched engine" vendor/llama.cpp/fork.sh test --no-fail-fast -- --show-output
+    fi
 fi
 
 echo
