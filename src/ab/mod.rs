@@ -34,8 +34,8 @@ use rand_pcg::Pcg64Mcg;
 
 use crate::error::{Result, err};
 use crate::hook::schedule::Schedule;
-use blocks::{Block, Run};
-use bootstrap::{Circular, Interval, log_ratio_of_means};
+use blocks::Block;
+use bootstrap::{Interval, log_ratio_of_means};
 use cells::Cell;
 use paired::Paired;
 use permutation::Randomisation;
@@ -171,7 +171,7 @@ pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis>
     let mut comparisons = Vec::new();
     for (a, b) in which(&cells, options.baseline.as_deref())? {
         let of = (of_name[a], of_name[b]);
-        comparisons.push(compare(&cells, (a, b), of, &runs, &blocks, options, &mut rng));
+        comparisons.push(compare(&cells, (a, b), of, &blocks, options, &mut rng));
     }
     decide(&mut comparisons, &cells, options, look, design, early);
     // blocks count cells as the analysis does
@@ -212,16 +212,11 @@ fn compare(
     cells: &[Cell],
     (a, b): (usize, usize),
     of: (usize, usize),
-    runs: &[Run],
     blocks: &[Block],
     options: &Options,
     rng: &mut Pcg64Mcg,
 ) -> Comparison {
-    let circular = |cell: usize, of: usize| {
-        let times = cells::times_ms(&cells::measured(runs, of));
-        Circular::new(&times, cells[cell].dependence.block)
-    };
-    let tokens = log_ratio_of_means(&circular(a, of.0), &circular(b, of.1), options.level, options.resamples, rng);
+    let tokens = log_ratio_of_means(&cells[a].means, &cells[b].means, options.level);
     let pairs = blocks::pairs(blocks, of.0, of.1);
     let settings = |name: &str| {
         let cell = options.plan.as_ref()?.cells.iter().find(|c| c.name == name)?;

@@ -1,0 +1,9 @@
+//! The statistics of experiments: on sessions whose truth is known, on a phone's logs, and from the command line.
+
+#[path = "../common/program.rs"]
+mod program;
+#[path = "../common/shared.rs"]
+mod shared;
+
+mod device;
+mod simulated;
