@@ -141,6 +141,7 @@ struct hotset_params {
     int32_t       policy;          /* HOTSET_POLICY_* */
     const char *  trace;           /* Q4RT file to record to (and its sidecar, "<trace>.json"), replaced; NULL: none */
     const char *  metrics;         /* metrics log to write, a line a pass: JSON lines, or CSV where the name ends in .csv; NULL: none */
+    const char *  schedule;        /* plan file of an experiment, begun at open: see hotset_set_schedule; NULL: none */
     hotset_log_fn log;             /* NULL: silent */
     void *        log_user;
     char *        detail;          /* caller's buffer for the detail of a failing hotset_open or hotset_plan; NULL: none */
@@ -152,7 +153,7 @@ struct hotset_params hotset_params_default(void);
 /* Lays the environment over *p: HOTSET_SLOTS, HOTSET_CACHE_BYTES (with an optional K, M or G: powers of 1024), HOTSET_LANES,
  * HOTSET_BACKING (slots, page-cache), HOTSET_IO (direct, buffered), HOTSET_DENSE (lock, warm, leave), HOTSET_LAMBDA,
  * HOTSET_TOP_J, HOTSET_POLICY (lru, lfu, ema, near_pick_ema, inverse_router_ema), HOTSET_DELTA (token_topk, token_full, running_full), HOTSET_DROP, HOTSET_RENORMALISE (auto, on, off), HOTSET_PREFILL
- * (record, moce, drop: comma-separated), HOTSET_TOP_M, HOTSET_TRACE, HOTSET_METRICS. What is unset or empty stays as it is. The two paths
+ * (record, moce, drop: comma-separated), HOTSET_TOP_M, HOTSET_TRACE, HOTSET_METRICS, HOTSET_SCHEDULE. What is unset or empty stays as it is. The three paths
  * point into the environment: valid until it changes. HOTSET_E_ARGUMENT names the variable in p->detail and leaves *p as it was. */
 int32_t hotset_params_from_env(struct hotset_params * p);
 
@@ -288,7 +289,7 @@ struct hotset_batch hotset_batch_default(void);
 /* What a call did to one layer of a batch. */
 struct hotset_outcome {
     size_t   struct_size;
-    int32_t  placement;       /* HOTSET_OK: ids are slots (page-cache backing: experts). HOTSET_PASS_THROUGH: ids are experts, as they came */
+    int32_t  placement;       /* HOTSET_OK: ids are slots (page-cache backing: experts). HOTSET_PASS_THROUGH: ids are experts */
     uint32_t hits;            /* routed experts that were resident */
     uint32_t misses;          /* that are being read */
     uint32_t dropped;         /* that do not run */
@@ -309,7 +310,8 @@ int32_t hotset_select(struct hotset * h, const struct hotset_batch * batch, cons
 
 /* Dropping, admission, the start of reads.
  * ids:        n_tokens rows of k. In: expert ids. Out: slots (HOTSET_OK), or unchanged (HOTSET_PASS_THROUGH: the batch uses more
- *             experts than there are slots; the cache is as it was).
+ *             experts than there are slots; the cache is as it was). With HOTSET_PASS_THROUGH the experts are in the mapped file. So they are
+ *             in a schedule's page-cache cell, too: there ids stay expert ids, a dropped place's becomes its stand-in's.
  * weights:    n_tokens rows of k, the final routing weights, changed where experts are dropped. NULL: nothing is dropped.
  * outcome:    filled in; NULL is fine.
  * A dropped expert's place gets weight 0 and the slot of a resident expert that its token does not use otherwise: ids stay distinct.
@@ -335,6 +337,14 @@ int32_t hotset_set_moce(struct hotset * h, double lambda, uint32_t top_j, int32_
 /* As hotset_params.cache_bytes and .slots. A smaller cache gives its memory back, oldest experts first. HOTSET_E_BUDGET below k slots. */
 int32_t hotset_set_cache_bytes(struct hotset * h, uint64_t cache_bytes);
 int32_t hotset_set_slots(struct hotset * h, uint32_t slots);
+
+/* Runs an experiment within the decode: the plan file (JSON: cells of settings, blocks of decode tokens; docs/design.md describes it) says which
+ * settings hold for which tokens, counted from here on. They lie over what the calls above have set, change between passes, and label each row
+ * of the metrics log with cell and block. hotset_shape says what the next pass will have. NULL (or "") ends it: what the calls above
+ * have set holds again. hotset_reset does not touch it. HOTSET_E_IO, HOTSET_E_FORMAT (file, line and reason in the detail), HOTSET_E_BUDGET where
+ * a cell has fewer slots than k or more than were planned at open, HOTSET_E_ARGUMENT where it has more lanes, or slots where there
+ * are none; then nothing changes. A schedule in hotset_params opens the lanes, and the slots, that its cells need. */
+int32_t hotset_set_schedule(struct hotset * h, const char * path);
 
 /* Forgets what is resident, and begins the statistics anew. Not while the engine computes: what it still has of slots is void. A pass
  * that was cut off (an aborted decode) is ended by it. */

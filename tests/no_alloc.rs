@@ -1,5 +1,5 @@
-//! The per-layer calls allocate nothing after the first pass: through the C ABI, with misses, reranking, dropping, recording and
-//! metrics on. Counted on the calling thread only; the writer and the lanes have threads of their own.
+//! The per-layer calls allocate nothing after the first pass: through the C ABI, with misses, reranking, dropping, recording, metrics (with the
+//! machine's state) and a schedule on. Counted on the calling thread only; the writer and the lanes have threads of their own.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -47,6 +47,15 @@ fn nothing_is_allocated_after_the_first_pass() {
     tiny::write(&shape, &path, &mut |_| ()).unwrap();
     let text = |p: &std::path::Path| CString::new(p.to_str().unwrap()).unwrap();
     let (gguf, trace, metrics) = (text(&path), text(&dir.path().join("t.q4rt")), text(&dir.path().join("m.jsonl")));
+    // Blocks begin and end; where one changes settings, what is resident is noted for the trace, and that allocates.
+    let plan = dir.path().join("plan.json");
+    let blocks: Vec<_> =
+        (0..9).map(|i| format!("{{\"cell\":\"{}\",\"from\":{},\"tokens\":20}}", ["a", "b"][i % 2], 20 * i)).collect();
+    let cells = r#"[{"name":"a"},{"name":"b"}]"#;
+    let text_of =
+        format!("{{\"hotset_schedule\":1,\"washout\":3,\"cells\":{cells},\"blocks\":[{}]}}", blocks.join(","));
+    std::fs::write(&plan, text_of).unwrap();
+    let plan = text(&plan);
     let (topk, running) = (c::HOTSET_DELTA_TOKEN_TOPK, c::HOTSET_DELTA_RUNNING_FULL);
     for (lambda, drop, delta, top_m) in [(0.0, 0.0, topk, 64), (0.2, 0.8, running, 64), (0.2, 0.8, running, 256)] {
         let mut h = std::ptr::null_mut();
@@ -60,6 +69,7 @@ fn nothing_is_allocated_after_the_first_pass() {
                 top_m,
                 trace: trace.as_ptr(),
                 metrics: metrics.as_ptr(),
+                schedule: if top_m == 64 { plan.as_ptr() } else { std::ptr::null() },
                 queue_tokens: 4096,
                 ..c::hotset_params_default()
             };

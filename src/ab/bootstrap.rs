@@ -1,8 +1,10 @@
 //! Intervals without a shape assumed: a studentised bootstrap over pairs of blocks, and a circular block bootstrap over tokens.
 
-use rand::Rng;
+use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use statrs::distribution::{ContinuousCDF, StudentsT};
+
+use super::politis_white::Dependence;
 
 /// An estimate with its interval and the chance of one as far from 0 where the truth is 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,6 +131,17 @@ impl Means {
     }
 }
 
+/// The mean of a series, resampled in blocks as long as its values depend on each other ([`Dependence`]), with the percentile interval; p by a
+/// normal tail of the resamples' spread, 1 where all values are equal to 0. For differences of what was measured in pairs.
+pub fn mean(series: &[f64], level: f64, resamples: usize, seed: u64) -> Interval {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed);
+    let Means { mean: estimate, mut resampled } = Means::of(series, Dependence::of(series).block, resamples, &mut rng);
+    let sd = (resampled.iter().map(|x| (x - estimate).powi(2)).sum::<f64>() / resamples as f64).sqrt();
+    let p = if estimate == 0.0 { 1.0 } else { two_sided(estimate / sd) };
+    let (low, high) = percentiles(&mut resampled, level);
+    Interval { estimate, low, high, p }
+}
+
 /// ln(mean of b / mean of a), both resampled independently.
 pub fn log_ratio_of_means(a: &Means, b: &Means, level: f64) -> Interval {
     let estimate = (b.mean / a.mean).ln();
@@ -172,7 +185,6 @@ pub fn quantile(ascending: &[f64], q: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rand::SeedableRng;
 
     #[test]
     fn quantiles() {
@@ -198,6 +210,22 @@ mod tests {
             assert!(t.quantile(1e-6) > 7.0 && t.p(9.0) < 1e-6);
         }
         assert!((sum - 2.131).abs() < 0.15, "{sum}");
+    }
+
+    #[test]
+    fn the_mean_of_differences() {
+        let same = mean(&[0.0; 50], 0.95, 500, 1);
+        assert_eq!(same, Interval { estimate: 0.0, low: 0.0, high: 0.0, p: 1.0 });
+        let mut rng = Pcg64Mcg::seed_from_u64(3);
+        let noise: Vec<f64> = (0..2000).map(|_| rng.random_range(-1.0..1.0)).collect();
+        // 1.96 x sqrt(1/3 / 2000); what depends on the value before has a wider one
+        let independent = mean(&noise, 0.95, 2000, 1);
+        let half = (independent.high - independent.low) / 2.0;
+        assert!((half / 0.0253 - 1.0).abs() < 0.25, "{half}");
+        let smooth: Vec<f64> = noise.windows(20).map(|w| w.iter().sum::<f64>() / 20.0 + 0.5).collect();
+        let dependent = mean(&smooth, 0.95, 2000, 1);
+        let wide = (dependent.high - dependent.low) / 2.0;
+        assert!(wide > 0.6 * half && dependent.low < 0.5 + independent.estimate && dependent.p < 1e-6, "{dependent:?}");
     }
 
     /// A block as long as the series has one mean only; blocks of one value give the interval of independent values.

@@ -92,6 +92,7 @@ pub struct hotset_params {
     pub policy: i32,
     pub trace: *const ::core::ffi::c_char,
     pub metrics: *const ::core::ffi::c_char,
+    pub schedule: *const ::core::ffi::c_char,
     pub log: hotset_log_fn,
     pub log_user: *mut ::core::ffi::c_void,
     pub detail: *mut ::core::ffi::c_char,
@@ -99,7 +100,7 @@ pub struct hotset_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of hotset_params"][::core::mem::size_of::<hotset_params>() - 136usize];
+    ["Size of hotset_params"][::core::mem::size_of::<hotset_params>() - 144usize];
     ["Alignment of hotset_params"][::core::mem::align_of::<hotset_params>() - 8usize];
     ["Offset of field: hotset_params::struct_size"][::core::mem::offset_of!(hotset_params, struct_size) - 0usize];
     ["Offset of field: hotset_params::cache_bytes"][::core::mem::offset_of!(hotset_params, cache_bytes) - 8usize];
@@ -121,10 +122,11 @@ const _: () = {
     ["Offset of field: hotset_params::policy"][::core::mem::offset_of!(hotset_params, policy) - 84usize];
     ["Offset of field: hotset_params::trace"][::core::mem::offset_of!(hotset_params, trace) - 88usize];
     ["Offset of field: hotset_params::metrics"][::core::mem::offset_of!(hotset_params, metrics) - 96usize];
-    ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 104usize];
-    ["Offset of field: hotset_params::log_user"][::core::mem::offset_of!(hotset_params, log_user) - 112usize];
-    ["Offset of field: hotset_params::detail"][::core::mem::offset_of!(hotset_params, detail) - 120usize];
-    ["Offset of field: hotset_params::detail_size"][::core::mem::offset_of!(hotset_params, detail_size) - 128usize];
+    ["Offset of field: hotset_params::schedule"][::core::mem::offset_of!(hotset_params, schedule) - 104usize];
+    ["Offset of field: hotset_params::log"][::core::mem::offset_of!(hotset_params, log) - 112usize];
+    ["Offset of field: hotset_params::log_user"][::core::mem::offset_of!(hotset_params, log_user) - 120usize];
+    ["Offset of field: hotset_params::detail"][::core::mem::offset_of!(hotset_params, detail) - 128usize];
+    ["Offset of field: hotset_params::detail_size"][::core::mem::offset_of!(hotset_params, detail_size) - 136usize];
 };
 impl Default for hotset_params {
     fn default() -> Self {
@@ -439,6 +441,9 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn hotset_set_slots(h: *mut hotset, slots: u32) -> i32;
+}
+unsafe extern "C" {
+    pub fn hotset_set_schedule(h: *mut hotset, path: *const ::core::ffi::c_char) -> i32;
 }
 unsafe extern "C" {
     pub fn hotset_reset(h: *mut hotset) -> i32;

@@ -42,7 +42,7 @@ fn batch(b: &c::hotset_batch) -> Result<Batch> {
 fn hand_over(outcome: &Outcome, out: Option<&mut c::hotset_outcome>) -> i32 {
     let placement = match outcome.placed {
         Placed::Slots => c::HOTSET_OK,
-        Placed::PassThrough => c::HOTSET_PASS_THROUGH,
+        Placed::PassThrough | Placed::Mapped => c::HOTSET_PASS_THROUGH,
     };
     if let Some(out) = out {
         let Outcome { hits, misses, dropped, swapped, read_bytes, mass_dropped, mass_swapped, .. } = *outcome;

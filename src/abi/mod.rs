@@ -51,6 +51,7 @@ same_type! {
     settings::hotset_set_moce,
     settings::hotset_set_cache_bytes,
     settings::hotset_set_slots,
+    settings::hotset_set_schedule,
     settings::hotset_reset,
     settings::hotset_stats,
     settings::hotset_layer_stats,

@@ -96,7 +96,8 @@ pub unsafe extern "C" fn hotset_plan(gguf: *const c_char, p: *const c::hotset_pa
     unsafe {
         with_params(gguf, p, |path, p| {
             let out = guard::write(out, "plan")?;
-            let planned = plan(&Model::open(&path)?, &params::config(p)?)?;
+            let (config, _) = params::config(p)?.with_schedule()?;
+            let planned = plan(&Model::open(&path)?, &config)?;
             guard::fill!(out, hotset_plan, Plan = planned, {
                 n_layers, n_experts, k, slots, slot_bytes, cache_bytes, staging_bytes, min_bytes, expert_bytes, dense_bytes,
                 memory_bytes,
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn hotset_shape(h: *const c::hotset, out: *mut c::hotset_s
                 k: plan.k,
                 top_m: hook.top_m() as u32,
                 slots: live.slots,
-                lanes: if slots { config.lanes as u32 } else { 0 },
+                lanes: if slots { live.lanes } else { 0 },
                 backing: if slots { c::HOTSET_BACKING_SLOTS } else { c::HOTSET_BACKING_PAGE_CACHE },
                 io: if io.in_effect == IoMode::Direct { c::HOTSET_IO_DIRECT } else { c::HOTSET_IO_BUFFERED },
                 dense: match dense.policy {

@@ -149,6 +149,8 @@ pub unsafe fn config(p: &c::hotset_params) -> Result<Config> {
         trace: unsafe { path(p.trace) },
         // SAFETY: as the caller promises.
         metrics: unsafe { path(p.metrics) },
+        // SAFETY: as the caller promises.
+        schedule: unsafe { path(p.schedule) },
     })
 }
 
@@ -255,6 +257,7 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
     }
     p.trace = raw("HOTSET_TRACE").unwrap_or(p.trace);
     p.metrics = raw("HOTSET_METRICS").unwrap_or(p.metrics);
+    p.schedule = raw("HOTSET_SCHEDULE").unwrap_or(p.schedule);
     Ok(())
 }
 

@@ -1,12 +1,13 @@
 //! Settings that change while the handle is open, statistics, and flushing.
 
+use core::ffi::c_char;
 use std::time::Duration;
 
 use super::bindings as c;
 use super::guard::{self, on_handle};
 use super::params;
-use crate::error::err;
-use crate::hook::Stats;
+use crate::error::{Error, err};
+use crate::hook::{Schedule, Stats};
 use crate::route::{Drop, Moce};
 
 #[unsafe(no_mangle)]
@@ -52,6 +53,23 @@ pub unsafe extern "C" fn hotset_set_slots(h: *mut c::hotset, slots: u32) -> i32 
     unsafe {
         on_handle(h, |handle| {
             handle.hook.lock().set(|live| live.slots = slots)?;
+            Ok(c::HOTSET_OK)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hotset_set_schedule(h: *mut c::hotset, path: *const c_char) -> i32 {
+    // SAFETY: the header asks for a live handle or NULL, and NULL or a string.
+    unsafe {
+        on_handle(h, |handle| {
+            let path = params::path(path);
+            let schedule = path.as_deref().map(Schedule::load).transpose()?;
+            let in_file = |e: Error| match &path {
+                Some(path) => Error::new(e.kind, format!("{}: {}", path.display(), e.detail)),
+                None => e,
+            };
+            handle.hook.lock().set_schedule(schedule).map_err(in_file)?;
             Ok(c::HOTSET_OK)
         })
     }

@@ -308,7 +308,7 @@ impl<P: Eviction> LayerCache<P> {
     }
 
     /// Changes the number of slots; what no longer fits goes, oldest first, and `released` is told of every slot
-    /// that may be given back to the system. Between batches only.
+    /// that may be given back to the system: what it held is gone, or it was free. Between batches only.
     pub fn set_capacity(&mut self, capacity: u32, mut released: impl FnMut(u32)) {
         debug_assert!(self.batch.is_empty());
         let capacity = capacity.min(self.slot_of.len() as u32);
@@ -322,35 +322,71 @@ impl<P: Eviction> LayerCache<P> {
         // without an expert; only capacity - n_resident of them are ever in use at a time.
         let mut taken = vec![false; self.slot_of.len()];
         self.slot_of.iter().filter(|&&s| s != NO_SLOT).for_each(|&s| taken[s as usize] = true);
+        let before = self.free.clone();
         self.free.clear();
         self.free.extend((0..self.slot_of.len() as u32).rev().filter(|&s| !taken[s as usize]));
         let spare = self.free.len() - (capacity - self.n_resident) as usize;
         self.free.drain(..spare);
+        // A slot that was free may have been in use before: a cleared cache keeps its slots.
+        before.into_iter().filter(|slot| !self.is_free(*slot)).for_each(released);
         self.capacity = capacity;
     }
 
-    /// Empties the cache.
+    /// Empties the cache; its slots stay its own.
     pub fn clear(&mut self) {
         self.end_batch();
         self.policy.clear();
-        self.slot_of.fill(NO_SLOT);
-        self.free.clear();
-        self.free.extend((0..self.capacity).rev());
+        for e in 0..self.slot_of.len() {
+            let slot = std::mem::replace(&mut self.slot_of[e], NO_SLOT);
+            if slot != NO_SLOT {
+                self.give_back(slot);
+            }
+        }
         self.n_resident = 0;
         self.tokens = 0;
     }
 
     /// Makes these experts (distinct, below `n_experts`) the resident ones, oldest use first; what does not fit is the oldest.
-    /// For a replay that starts from a recorded state: what a policy counts beside the order (uses, popularity) begins with it.
-    pub fn restore(&mut self, oldest_first: &[u16]) {
-        self.clear();
+    /// What a policy counts beside the order (uses, popularity) begins with it. What is resident already stays in its slot; of every other
+    /// one `read` is told, with its slot, and one of which it returns false is left out. Between batches only.
+    pub fn restore_with(&mut self, oldest_first: &[u16], mut read: impl FnMut(u16, u32) -> bool) {
         let skip = oldest_first.len().saturating_sub(self.capacity as usize);
-        for &e in &oldest_first[skip..] {
-            if self.begin_batch(std::iter::once(e)) && self.place(e).is_ok() {
+        let wanted = &oldest_first[skip..];
+        self.end_batch();
+        self.policy.clear();
+        self.tokens = 0;
+        wanted.iter().for_each(|&e| self.pinned[e as usize] = true);
+        for e in 0..self.slot_of.len() {
+            if !std::mem::take(&mut self.pinned[e]) {
+                self.forget(e as u16);
+            }
+        }
+        for &e in wanted {
+            if !self.begin_batch(std::iter::once(e)) {
+                continue;
+            }
+            let kept = match self.place(e) {
+                Ok(Placed::Hit { .. }) => true,
+                Ok(Placed::Miss { slot, .. }) => read(e, slot),
+                Err(NoVictim) => false,
+            };
+            if kept {
                 self.end_token();
             }
             self.end_batch();
+            if !kept {
+                self.forget(e);
+            }
         }
+    }
+
+    /// `restore_with` for a cache that only counts.
+    pub fn restore(&mut self, oldest_first: &[u16]) {
+        self.restore_with(oldest_first, |_, _| true);
+    }
+
+    fn is_free(&self, slot: u32) -> bool {
+        self.free.get(self.free.partition_point(|&s| s > slot)) == Some(&slot)
     }
 
     fn give_back(&mut self, slot: u32) {

@@ -117,6 +117,45 @@ fn restore_keeps_the_order_and_the_newest() {
     assert_eq!(c.resident_oldest_first(), [1, 5, 0]);
 }
 
+#[test]
+fn restoring_reads_what_is_missing_and_leaves_the_rest_in_its_slots() {
+    let mut c = LayerCache::lru(8, 3);
+    token(&mut c, &[2, 3, 4]);
+    let slot = c.slot_of(3).unwrap();
+    let mut read = Vec::new();
+    c.restore_with(&[5, 3, 1], |e, slot| {
+        read.push((e, slot));
+        e != 1
+    });
+    assert_eq!((c.resident_oldest_first(), c.slot_of(3)), (vec![5, 3], Some(slot)));
+    assert_eq!(read.iter().map(|r| r.0).collect::<Vec<_>>(), [5, 1]);
+    assert_eq!(c.slot_of(5), Some(read[0].1));
+    assert_eq!(c.n_resident(), 2);
+    // the slot of what could not be read is free
+    token(&mut c, &[6]);
+    assert_eq!(c.resident_oldest_first(), [5, 3, 6]);
+    assert!(matches!(token(&mut c, &[7])[..], [Placed::Miss { victim: Some(5), .. }]));
+}
+
+#[test]
+fn a_cleared_cache_keeps_its_slots_until_it_shrinks() {
+    let mut c = LayerCache::lru(16, 8);
+    token(&mut c, &[0, 1, 2, 3]);
+    token(&mut c, &[4, 5, 6, 7]);
+    c.set_capacity(4, |_| ());
+    let mut kept: Vec<u32> = (4..8).map(|e| c.slot_of(e).unwrap()).collect();
+    c.clear();
+    let placed = token(&mut c, &[8, 9, 10, 11]);
+    let mut slots: Vec<u32> = placed.iter().map(|p| p.slot()).collect();
+    (kept.sort_unstable(), slots.sort_unstable());
+    assert_eq!(slots, kept);
+    c.clear();
+    let mut released = Vec::new();
+    c.set_capacity(0, |slot| released.push(slot));
+    released.sort_unstable();
+    assert_eq!(released, kept);
+}
+
 /// The reference's LRU, word for word: a set, last_used by token, min over (last_used, id) of what was not chosen.
 fn reference_misses(tokens: &[Vec<u16>], n: usize, cap: usize) -> usize {
     let (mut set, mut last, mut misses) = (std::collections::BTreeSet::new(), vec![0usize; n], 0);

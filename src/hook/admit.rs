@@ -35,6 +35,9 @@ impl Hook {
                 self.layers[layer].cache.end_batch();
                 placed?;
                 self.hand_back(layer, batch, ids, weights);
+                if self.live.backing != self.config.backing {
+                    outcome.placed = Placed::Mapped;
+                }
             } else {
                 outcome.placed = Placed::PassThrough;
             }
@@ -109,7 +112,7 @@ impl Hook {
                     Ok(cache::Placed::Hit { .. }) => outcome.hits += 1,
                     Ok(cache::Placed::Miss { slot, .. }) => {
                         outcome.misses += 1;
-                        let started = match self.config.backing {
+                        let started = match self.live.backing {
                             Backing::Slots => {
                                 outcome.read_bytes += l.expert_bytes;
                                 self.store.fetch(layer, expert.into(), slot)
@@ -159,10 +162,10 @@ impl Hook {
     ) {
         let k = batch.k as usize;
         let (l, s) = (&self.layers[layer], &self.scratch);
-        if self.config.backing == Backing::Slots || s.dropped.contains(&true) {
+        if self.live.backing == Backing::Slots || s.dropped.contains(&true) {
             for token in 0..batch.n_tokens {
                 for (id, &expert) in ids.row_mut(token).iter_mut().zip(&s.batch[token * k..][..k]) {
-                    *id = match self.config.backing {
+                    *id = match self.live.backing {
                         Backing::Slots => l.cache.slot_of(expert).map_or(-1, |slot| slot as i32),
                         Backing::PageCache => expert.into(),
                     };

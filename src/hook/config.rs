@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::schedule::Schedule;
 use crate::cache::{Policy, check_experts};
 use crate::error::{Result, err};
 use crate::model::Model;
@@ -43,6 +44,8 @@ pub struct Config {
     pub queue_tokens: usize,
     pub trace: Option<PathBuf>,
     pub metrics: Option<PathBuf>,
+    /// The plan file of an experiment ([`super::schedule`]), begun at open.
+    pub schedule: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -64,7 +67,21 @@ impl Default for Config {
             queue_tokens: 256,
             trace: None,
             metrics: None,
+            schedule: None,
         }
+    }
+}
+
+impl Config {
+    /// The schedule, if there is one, read from its file; and what must be opened for all of its cells: the most lanes that any of them has,
+    /// and slots if any of them has slots.
+    pub fn with_schedule(&self) -> Result<(Self, Option<Schedule>)> {
+        let Some(path) = &self.schedule else { return Ok((self.clone(), None)) };
+        let schedule = Schedule::load(path)?;
+        let lanes = schedule.cells.iter().filter_map(|c| c.lanes).max().unwrap_or(0);
+        let in_slots = schedule.cells.iter().any(|c| c.backing == Some(Backing::Slots));
+        let backing = if in_slots { Backing::Slots } else { self.backing };
+        Ok((Self { lanes: self.lanes.max(lanes as usize), backing, ..self.clone() }, Some(schedule)))
     }
 }
 

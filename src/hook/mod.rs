@@ -8,6 +8,7 @@
 
 mod admit;
 pub mod config;
+mod follow;
 mod layer;
 mod located;
 mod metrics;
@@ -31,6 +32,7 @@ use crate::model::Model;
 use crate::route::{Drop, Moce, ScoreSpace};
 use crate::store::{Backing, DenseHold, IoMode, Store, StoreCounters};
 use crate::trace::{Phase, Placement, Recorder};
+use follow::Follow;
 use layer::{Layer, Scratch};
 use metrics::Metrics;
 use pass::Pass;
@@ -79,9 +81,15 @@ pub struct Hook {
     plan: Plan,
     /// Candidates per row: `config.top_m`, and no more than the smallest layer has experts.
     top_m: usize,
+    /// In force.
     live: Live,
+    /// As the engine has set it, whatever a schedule lays over it.
+    own: Live,
     /// Changed settings that wait for the end of the pass.
     pending: Option<Live>,
+    follow: Option<Follow>,
+    /// Slots per layer that the memory planned for holds.
+    max_slots: u32,
     layers: Vec<Layer>,
     scratch: Scratch,
     pass: Option<Pass>,
@@ -102,6 +110,9 @@ impl Hook {
     /// Opens the model, reserves the slots, starts the I/O lanes, begins recording.
     pub fn open(gguf: &Path, config: Config) -> Result<Self> {
         let model = Model::open(gguf)?;
+        // Before the schedule's cells: what the engine's own settings are.
+        let (lanes, backing) = (config.lanes as u32, config.backing);
+        let (config, schedule) = config.with_schedule()?;
         let plan = config::plan(&model, &config)?;
         let fewest = model.experts.layers.iter().map(|l| l.n_experts).min().unwrap_or(0);
         let top_m = config.top_m.max(plan.k).min(fewest) as usize;
@@ -114,13 +125,8 @@ impl Hook {
         let store = Store::open(&paths, &lens, &model.experts, maps.clone(), config::store_config(&config, reserved))?;
         let dense = DenseHold::new(config.dense, &model.dense_ranges(), maps);
 
-        let live = Live {
-            moce: config.moce,
-            drop: config.drop,
-            slots: plan.slots,
-            lanes: config.lanes as u32,
-            backing: config.backing,
-        };
+        let own = Live { moce: config.moce, drop: config.drop, slots: plan.slots, lanes, backing };
+        store.set_lanes(lanes as usize);
         let layers: Vec<_> = model.experts.layers.iter().map(|l| Layer::new(l, plan.slots, config.policy)).collect();
         let scratch = Scratch::new(top_m, plan.k as usize, plan.n_experts as usize);
         let mut hook = Self {
@@ -128,8 +134,11 @@ impl Hook {
             dense,
             plan,
             top_m,
-            live,
+            live: own,
+            own,
             pending: None,
+            follow: None,
+            max_slots: plan.slots,
             layers,
             scratch,
             pass: None,
@@ -144,6 +153,10 @@ impl Hook {
             model,
             config,
         };
+        if let Some(path) = &hook.config.schedule {
+            let here = path.display().to_string();
+            hook.set_schedule(schedule).map_err(|e| Error::new(e.kind, format!("{here}: {}", e.detail)))?;
+        }
         if let Some(path) = hook.config.trace.clone() {
             hook.recorder = Some(Recorder::create(path, hook.recorder_config()?)?);
         }
@@ -220,15 +233,17 @@ impl Hook {
         )
     }
 
-    /// Changes settings: at once between passes, with the next pass within one. An error changes nothing.
+    /// Changes the engine's own settings: at once between passes, with the next pass within one. What a schedule's cell names stays
+    /// as the cell has it. An error changes nothing.
     pub fn set(&mut self, change: impl FnOnce(&mut Live)) -> Result<()> {
-        let mut live = self.live();
-        change(&mut live);
-        live.moce.check()?;
-        live.drop.check()?;
-        live.slots = live.slots.min(self.plan.n_experts);
-        self.plan.check_slots(live.slots)?;
-        self.pending = Some(live);
+        let mut own = self.own;
+        change(&mut own);
+        own.moce.check()?;
+        own.drop.check()?;
+        own.slots = own.slots.min(self.plan.n_experts);
+        self.plan.check_slots(own.slots)?;
+        self.own = own;
+        self.pending = Some(self.wanted());
         if self.pass.is_none() {
             self.take_up_settings();
         }

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use super::follow::Scheduled;
 use super::rows::Rows;
 use super::stats::{Outcome, Placed};
 use super::{Batch, Hook, metrics};
 use crate::error::{Result, err};
-use crate::route::{Delta, Renormalise, ScoreSpace};
+use crate::route::{Renormalise, ScoreSpace};
 use crate::store::{Backing, IoMode};
 use crate::trace::{self, Phase, Placement, RecorderConfig, SidecarInit, Snapshot};
 
@@ -21,7 +22,7 @@ pub struct Pass {
     pub phase: Phase,
     position: i64,
     /// Rows of the first layer.
-    n_tokens: usize,
+    pub n_tokens: usize,
     /// The last call.
     cursor: (usize, Stage),
     begun: Instant,
@@ -31,6 +32,8 @@ pub struct Pass {
     pass_through_rows: u64,
     /// One a layer that was admitted.
     placements: Vec<Placement>,
+    /// Its place in the schedule; None where there is none, or this pass began before it.
+    pub scheduled: Option<Scheduled>,
 }
 
 impl Hook {
@@ -80,7 +83,7 @@ impl Hook {
 
     fn begin_pass(&mut self, batch: &Batch) {
         self.abort_pass();
-        self.take_up_settings();
+        let scheduled = self.begin_scheduled(batch.phase);
         self.scratch.ranked.layer = None;
         if let Some(r) = &mut self.recorder {
             let layers = &self.layers;
@@ -101,6 +104,7 @@ impl Hook {
             outcome: Outcome::default(),
             pass_through_rows: 0,
             placements: std::mem::take(&mut self.placements),
+            scheduled,
         });
     }
 
@@ -125,10 +129,10 @@ impl Hook {
         l.stats.dropped += u64::from(outcome.dropped);
         let Some(pass) = &mut self.pass else { return };
         pass.outcome.add(outcome);
-        pass.placements.push(match (outcome.placed, self.config.backing) {
+        pass.placements.push(match (outcome.placed, self.live.backing) {
             (Placed::PassThrough, _) => Placement::PassThrough,
             (Placed::Slots, Backing::Slots) => Placement::Slots,
-            (Placed::Slots, Backing::PageCache) => Placement::Mapped,
+            (Placed::Mapped, _) | (Placed::Slots, Backing::PageCache) => Placement::Mapped,
         });
         if outcome.placed == Placed::PassThrough {
             pass.pass_through_rows += n_tokens as u64;
@@ -168,8 +172,10 @@ impl Hook {
                 slots: self.live.slots,
                 lambda: self.live.moce.lambda,
                 drop: self.live.drop.threshold,
+                label: self.follow.as_ref().zip(pass.scheduled).and_then(|(f, at)| f.label(at)),
             });
         }
+        self.advance_schedule(&pass);
         self.n_passes += 1;
         self.last_pass_end = Some(now);
         pass.placements.clear();
@@ -179,22 +185,28 @@ impl Hook {
     /// Between passes: what was changed meanwhile holds from here on.
     pub(super) fn take_up_settings(&mut self) {
         let Some(live) = self.pending.take().filter(|l| *l != self.live) else { return };
-        let resized = live.slots != self.live.slots;
+        let (resized, moved) = (live.slots != self.live.slots, live.backing != self.live.backing);
+        if resized || moved {
+            let (store, in_slots) = (&self.store, self.live.backing == Backing::Slots);
+            for (i, layer) in self.layers.iter_mut().enumerate() {
+                let release = |slot| {
+                    if in_slots {
+                        // Reads that an aborted pass left in flight have to end first; the memory of one that does not is kept.
+                        let _ = store.wait(i, slot, None);
+                        let _ = store.release(i, slot);
+                    }
+                };
+                if moved {
+                    // What is resident with one backing is not with the other.
+                    layer.cache.set_capacity(0, release);
+                }
+                layer.cache.set_capacity(live.slots, release);
+            }
+        }
+        self.store.set_lanes(live.lanes as usize);
         self.live = live;
         self.plan.slots = live.slots;
         self.plan.cache_bytes = self.plan.slot_bytes * u64::from(live.slots);
-        if resized {
-            for (i, layer) in self.layers.iter_mut().enumerate() {
-                let store = &self.store;
-                let in_slots = self.config.backing == Backing::Slots;
-                layer.cache.set_capacity(live.slots, |slot| {
-                    if in_slots {
-                        // Reads that an aborted pass left in flight have to end first; the memory of one that does not is kept.
-                        let _ = store.wait(i, slot, None).and_then(|()| store.release(i, slot));
-                    }
-                });
-            }
-        }
         let settings = self.trace_settings();
         if let Some(r) = &mut self.recorder {
             // Finite numbers were checked when they were set.
@@ -215,7 +227,7 @@ impl Hook {
             top_m: small("candidates", self.top_m)?,
             queue_tokens: self.config.queue_tokens,
             record_prefill: self.config.prefill.record,
-            row_range: self.live.moce.delta != Delta::TokenTopk,
+            row_range: self.needs_ranges(),
             sidecar: SidecarInit {
                 model: trace::sidecar::Model {
                     files: self
@@ -249,7 +261,7 @@ impl Hook {
             .to_owned(),
             slots: vec![self.live.slots; self.layers.len()],
             policy: self.config.policy.name().to_owned(),
-            backing: if self.config.backing == Backing::Slots { "slots" } else { "page_cache" }.to_owned(),
+            backing: if self.live.backing == Backing::Slots { "slots" } else { "page_cache" }.to_owned(),
             io: if self.store.io_mode().in_effect == IoMode::Direct { "direct" } else { "buffered" }.to_owned(),
             prefill_moce: self.config.prefill.moce,
             prefill_drop: self.config.prefill.drop,

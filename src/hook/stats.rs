@@ -10,6 +10,8 @@ pub enum Placed {
     Slots,
     /// The batch uses more experts than there are slots: ids are as they came.
     PassThrough,
+    /// The model was opened with slots, and the page-cache backing is in force: ids are expert ids.
+    Mapped,
 }
 
 /// One batch in one layer, or a sum of such. The fields are those of `hotset_outcome` in hotset.h.

@@ -2,10 +2,14 @@
 //! one slice, so that the misses of one layer spread over all lanes. Idle lanes sleep in the queue.
 //!
 //! The queue never makes anyone wait: when it is full, `submit` hands the job back and the submitter reads it itself.
+//!
+//! Fewer lanes than were started may be at work (`set_active`): a job that a lane has taken then waits at the gate for another's end.
 
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Result, err};
 
@@ -18,10 +22,40 @@ pub(super) struct Job {
     pub slice: u32,
 }
 
+/// How many jobs may be done at a time.
+struct Gate {
+    state: Mutex<Open>,
+    changed: Condvar,
+}
+
+struct Open {
+    active: usize,
+    at_work: usize,
+}
+
+impl Gate {
+    fn new(active: usize) -> Gate {
+        Gate { state: Mutex::new(Open { active, at_work: 0 }), changed: Condvar::new() }
+    }
+
+    fn pass(&self, job: impl FnOnce()) {
+        let mut open = self.state.lock();
+        while open.at_work >= open.active {
+            self.changed.wait(&mut open);
+        }
+        open.at_work += 1;
+        drop(open);
+        job();
+        self.state.lock().at_work -= 1;
+        self.changed.notify_one();
+    }
+}
+
 /// Joined when dropped; what is in the queue then is still handed to `run`.
 pub(super) struct Lanes {
     queue: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
+    gate: Arc<Gate>,
 }
 
 impl Lanes {
@@ -33,13 +67,13 @@ impl Lanes {
     ) -> Result<Lanes> {
         let (sender, receiver) = bounded(queue);
         // on an early return this ends the lanes already started
-        let mut lanes = Lanes { queue: Some(sender), threads: Vec::with_capacity(n) };
+        let mut lanes = Lanes { queue: Some(sender), threads: Vec::with_capacity(n), gate: Arc::new(Gate::new(n)) };
         for i in 0..n {
             let mut run = lane()?;
-            let jobs: Receiver<Job> = receiver.clone();
+            let (jobs, gate): (Receiver<Job>, _) = (receiver.clone(), lanes.gate.clone());
             let thread = Builder::new()
                 .name(format!("hotset-io-{i}"))
-                .spawn(move || jobs.iter().for_each(&mut run))
+                .spawn(move || jobs.iter().for_each(|job| gate.pass(|| run(job))))
                 .map_err(|e| err!(Memory, "cannot start I/O thread {i} of {n}: {e}"))?;
             lanes.threads.push(thread);
         }
@@ -48,7 +82,13 @@ impl Lanes {
 
     /// No threads: every job comes back.
     pub fn none() -> Lanes {
-        Lanes { queue: None, threads: Vec::new() }
+        Lanes { queue: None, threads: Vec::new(), gate: Arc::new(Gate::new(0)) }
+    }
+
+    /// Lets no more than `n` lanes work from here on, at least one; what they have begun is ended.
+    pub fn set_active(&self, n: usize) {
+        self.gate.state.lock().active = n.max(1);
+        self.gate.changed.notify_all();
     }
 
     /// Queues a job, or hands it back if the queue is full. Never blocks, never allocates.
@@ -109,6 +149,40 @@ mod tests {
         // two queued, and one perhaps already with the lane
         assert!((7..=8).contains(&returned), "{returned}");
         drop(go);
+    }
+
+    #[test]
+    fn no_more_lanes_work_than_are_active() {
+        let (now, most, done) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+        let counts = Arc::new((now, most, done));
+        let lanes = Lanes::start(6, 1000, || {
+            let counts = counts.clone();
+            Ok(move |_| {
+                let n = counts.0.fetch_add(1, SeqCst) + 1;
+                counts.1.fetch_max(n, SeqCst);
+                std::thread::sleep(std::time::Duration::from_micros(200));
+                counts.0.fetch_sub(1, SeqCst);
+                counts.2.fetch_add(1, SeqCst);
+            })
+        })
+        .unwrap();
+        let run = |active: usize, upto: u32| {
+            lanes.set_active(active);
+            counts.1.store(0, SeqCst);
+            (0..100).for_each(|i| lanes.submit(job(i)).unwrap());
+            while counts.2.load(SeqCst) < upto {
+                std::thread::yield_now();
+            }
+            counts.1.load(SeqCst)
+        };
+        assert_eq!(run(1, 100), 1);
+        assert!((2..=3).contains(&run(3, 200)));
+        assert!((2..=6).contains(&run(99, 300)));
+        // fewer, and dropped with jobs in the queue: all are done, the lanes end
+        lanes.set_active(0);
+        (0..50).for_each(|i| lanes.submit(job(i)).unwrap());
+        drop(lanes);
+        assert_eq!(counts.2.load(SeqCst), 350);
     }
 
     #[test]

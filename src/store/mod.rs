@@ -34,6 +34,7 @@ pub use arena::{Bank, SLICE_ALIGN, plan_slot_bytes};
 pub use config::{Backing, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
 pub use source::{IoMode, IoReport, ReadAt, Stamp};
+pub use sys::machine::{Machine, MachineState};
 pub use sys::{memory_bytes, page_bytes};
 
 use crate::error::{Result, err};
@@ -302,6 +303,11 @@ impl Store {
             s.files[t.file].prefetch(offset, t.slice_bytes);
         }
         Ok(())
+    }
+
+    /// So many of the lanes that were started read from here on, at least one.
+    pub fn set_lanes(&self, n: usize) {
+        self.lanes.set_active(n);
     }
 
     /// How the files are read.

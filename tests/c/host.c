@@ -170,6 +170,7 @@ static void check_environment(void) {
     setenv("HOTSET_BACKING", "page-cache", 1);
     setenv("HOTSET_PREFILL", "record,drop", 1);
     setenv("HOTSET_LANES", "", 1);
+    setenv("HOTSET_SCHEDULE", "plan.json", 1);
     CHECK(hotset_params_from_env(&p), HOTSET_OK);
     CHECK(p.slots, 17);
     CHECK(p.cache_bytes, 3 << 20);
@@ -177,6 +178,7 @@ static void check_environment(void) {
     CHECK(p.backing, HOTSET_BACKING_PAGE_CACHE);
     CHECK(p.prefill, HOTSET_PREFILL_RECORD | HOTSET_PREFILL_DROP);
     CHECK(p.lanes, hotset_params_default().lanes);
+    CHECK(strcmp(p.schedule, "plan.json"), 0);
 
     const char * const bad[][2] = { { "HOTSET_SLOTS", "many" },  { "HOTSET_SLOTS", "-1" },   { "HOTSET_CACHE_BYTES", "7Q" }, { "HOTSET_LAMBDA", "nan" },
                                     { "HOTSET_DROP", "-0.5" },   { "HOTSET_IO", "quick" },   { "HOTSET_DELTA", "full" },     { "HOTSET_PREFILL", "record,all" },
@@ -193,7 +195,7 @@ static void check_environment(void) {
         setenv(bad[i][0], good, 1);
     }
     const char * const all[] = { "HOTSET_SLOTS", "HOTSET_CACHE_BYTES", "HOTSET_LAMBDA", "HOTSET_BACKING", "HOTSET_PREFILL", "HOTSET_LANES", "HOTSET_DROP",
-                                 "HOTSET_IO",    "HOTSET_DELTA",       "HOTSET_DENSE",  "HOTSET_POLICY" };
+                                 "HOTSET_IO",    "HOTSET_DELTA",       "HOTSET_DENSE",  "HOTSET_POLICY", "HOTSET_SCHEDULE" };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) unsetenv(all[i]);
     CHECK(hotset_params_from_env(NULL), HOTSET_E_ARGUMENT);
     p.struct_size = 0;
@@ -673,6 +675,101 @@ static void check_session(const struct hotset_plan * plan) {
     free(bytes);
 }
 
+/* settings that follow a plan: four decode tokens a block, in slots, from the mapped file, in fewer slots; then the engine's own again */
+static void check_schedule(void) {
+    char                 path[512], bad[512], metrics[512], text[1024];
+    struct hotset *      h = NULL;
+    struct hotset_params p = hotset_params_default();
+    const uint32_t       k = shape.k;
+    path_of(path, sizeof path, "plan.json");
+    path_of(bad, sizeof bad, "bad.json");
+    path_of(metrics, sizeof metrics, "scheduled.csv");
+    snprintf(text, sizeof text,
+             "{ \"hotset_schedule\": 1, \"washout\": 1, \"carry\": \"flush\",\n"
+             "  \"cells\": [ {\"name\": \"A\", \"lambda\": 0.25, \"lanes\": 6},\n"
+             "    {\"name\": \"file\", \"backing\": \"page-cache\"},\n"
+             "    {\"name\": \"few\", \"slots\": %u} ],\n"
+             "  \"blocks\": [ {\"cell\": \"A\", \"from\": 0, \"tokens\": 4}, {\"cell\": \"file\", \"from\": 4, \"tokens\": 4},\n"
+             "    {\"cell\": \"few\", \"from\": 8, \"tokens\": 4} ] }\n",
+             k);
+    write_file(path, text, strlen(text));
+    write_file(bad, "{ \"hotset_schedule\": 1,\n  \"cell\": [] }", 38);
+
+    p.slots    = k + 2;
+    p.metrics  = metrics;
+    p.schedule = bad;
+    CHECK_REFUSED(model_path, p, HOTSET_E_FORMAT);
+    CHECK_HAS(refusal, "bad.json: line 2: ");
+    CHECK_HAS(refusal, "\"cell\"");
+    p.schedule = "/no/such/plan.json";
+    CHECK_REFUSED(model_path, p, HOTSET_E_IO);
+    p.schedule = path;
+    if (!CHECK(hotset_open(model_path, &p, &h), HOTSET_OK)) return;
+
+    for (int t = 0; t < 14; t++) {
+        const int           block = t / 4; /* 3: behind the last */
+        struct hotset_shape now   = { .struct_size = sizeof now };
+        CHECK(hotset_shape(h, &now), HOTSET_OK); /* of the pass to come */
+        CHECK_TRUE(now.lambda == (block == 0 ? 0.25 : 0));
+        CHECK(now.lanes, block == 0 ? 6 : 4);
+        CHECK(now.slots, block == 2 ? k : k + 2);
+        for (uint32_t l = 0; l < shape.n_layers; l++) {
+            struct hotset_batch   b = batch_of(blocks[l], 1);
+            struct hotset_outcome o = { .struct_size = sizeof o };
+            make_scores(1);
+            CHECK(hotset_select(h, &b, scores, shape.n_experts * sizeof(float), ids, k * sizeof(int32_t)), HOTSET_OK);
+            memcpy(experts, ids, sizeof ids);
+            const int32_t placed = hotset_admit(h, &b, ids, k * sizeof(int32_t), NULL, 0, &o);
+            CHECK(placed, block == 1 ? HOTSET_PASS_THROUGH : HOTSET_OK);
+            CHECK(o.placement, placed);
+            CHECK(o.hits + o.misses, k);
+            if (t % 4 == 0 && block < 3) CHECK(o.hits, 0); /* begins empty */
+            CHECK(hotset_wait(h, blocks[l], -1, HOTSET_ALL), HOTSET_OK);
+            if (block == 1) {
+                CHECK(memcmp(ids, experts, k * sizeof(int32_t)), 0);
+            } else {
+                check_bytes(h, blocks[l], 1);
+            }
+        }
+    }
+    CHECK(hotset_set_schedule(h, bad), HOTSET_E_FORMAT);
+    CHECK_HAS(hotset_last_error(h), "bad.json: line 2: ");
+    CHECK(hotset_set_schedule(h, "/no/such/plan.json"), HOTSET_E_IO);
+    CHECK(hotset_set_schedule(NULL, path), HOTSET_E_ARGUMENT);
+    snprintf(text, sizeof text,
+             "{\"hotset_schedule\": 1, \"cells\": [\n{\"name\": \"more\", \"slots\": %u}],\n"
+             "\"blocks\": [{\"cell\": \"more\", \"from\": 0, \"tokens\": 9}]}",
+             k + 3);
+    write_file(bad, text, strlen(text));
+    CHECK(hotset_set_schedule(h, bad), HOTSET_E_BUDGET);
+    CHECK_HAS(hotset_last_error(h), "bad.json: line 2: cell \"more\"");
+    CHECK(hotset_set_schedule(h, path), HOTSET_OK); /* from its 0 on */
+    struct hotset_shape now = { .struct_size = sizeof now };
+    CHECK(hotset_shape(h, &now), HOTSET_OK);
+    CHECK_TRUE(now.lambda == 0.25);
+    CHECK(hotset_set_schedule(h, NULL), HOTSET_OK);
+    CHECK(hotset_shape(h, &now), HOTSET_OK);
+    CHECK_TRUE(now.lambda == 0 && now.slots == k + 2);
+    CHECK(hotset_set_schedule(h, ""), HOTSET_OK);
+    CHECK(hotset_trace_flush(h, 0), HOTSET_OK);
+    hotset_close(h);
+
+    size_t          n;
+    unsigned char * bytes = read_file(metrics, &n);
+    if (bytes != NULL) {
+        char * log = malloc(n + 1); /* with an end */
+        if (log != NULL) {
+            memcpy(log, bytes, n);
+            log[n] = 0;
+            CHECK_HAS(log, ",A,0,1,");
+            CHECK_HAS(log, ",file,1,0,");
+            CHECK_HAS(log, ",few,2,1,");
+        }
+        free(log);
+    }
+    free(bytes);
+}
+
 /* the model's file is cut while it is open: the reads that this spoils are an error, and later ones too */
 static void check_changed_file(void) {
     char                 path[1024];
@@ -778,6 +875,7 @@ int main(int argc, char ** argv) {
     check_plan(&plan);
     if (n_failed == 0) check_refusals(&plan);
     if (n_failed == 0) check_session(&plan);
+    if (n_failed == 0) check_schedule();
     if (n_failed == 0) check_memory();
     if (n_failed == 0) check_timeout();
     if (n_failed == 0) check_changed_file();

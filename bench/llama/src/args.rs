@@ -34,7 +34,7 @@ pub struct Load {
 pub struct HookArgs {
     /// The engine alone: mapped file, no callback, none of the flags below
     #[arg(long, conflicts_with_all = ["slots", "cache_bytes", "policy", "lambda", "top_j", "delta", "drop", "renormalise", "trace", "metrics",
-        "lanes", "io", "backing", "dense", "prefill", "top_m", "poison"])]
+        "schedule", "lanes", "io", "backing", "dense", "prefill", "top_m", "poison"])]
     pub no_hook: bool,
     /// Slots per layer
     #[arg(long)]
@@ -66,6 +66,9 @@ pub struct HookArgs {
     /// Write a metrics log, a line a pass (.jsonl, or .csv)
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+    /// Run this experiment: a plan file, as `hotset ab plan` writes it
+    #[arg(long, value_name = "PLAN")]
+    pub schedule: Option<PathBuf>,
     /// I/O threads
     #[arg(long)]
     pub lanes: Option<u32>,
@@ -150,7 +153,7 @@ impl Prefill {
 }
 
 /// "7.5G", "512M", "1000".
-fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
         Some(b'm' | b'M') => (&text[..text.len() - 1], 20),

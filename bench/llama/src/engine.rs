@@ -221,6 +221,11 @@ impl Engine {
         }
     }
 
+    /// Words of the vocabulary: logits of a token.
+    pub fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
     /// "qwen3moe 30B.A3B Q2_0", or so.
     pub fn description(&self) -> String {
         let mut buffer = [0 as c_char; 128];

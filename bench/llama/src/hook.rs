@@ -38,7 +38,7 @@ impl Hook {
         if status < 0 {
             bail!("{}", explain(status, &detail));
         }
-        // Both must live until hotset_open has copied them.
+        // All must live until hotset_open has copied them.
         let trace = args.trace.as_deref().map(c_path).transpose()?;
         let metrics = args.metrics.as_deref().map(c_path).transpose()?;
         if let Some(path) = &trace {
@@ -46,6 +46,10 @@ impl Hook {
         }
         if let Some(path) = &metrics {
             params.metrics = path.as_ptr();
+        }
+        let schedule = args.schedule.as_deref().map(c_path).transpose()?;
+        if let Some(path) = &schedule {
+            params.schedule = path.as_ptr();
         }
         lay_over(&mut params, args);
 
@@ -92,6 +96,19 @@ impl Hook {
             let rest = if detail.is_empty() { own } else { detail };
             Some(format!("{} ({rest})", text(ffi::hotset_strerror(status))))
         }
+    }
+
+    /// Begins the experiment in this plan file.
+    pub fn set_schedule(&self, plan: &Path) -> Result<()> {
+        let plan = c_path(plan)?;
+        // SAFETY: h is open, the path lives for the call.
+        self.check(unsafe { ffi::hotset_set_schedule(self.h, plan.as_ptr()) }).map(drop)
+    }
+
+    /// Forgets what is resident and counted.
+    pub fn reset(&self) -> Result<()> {
+        // SAFETY: h is open, no decode is in progress: it would borrow the engine that owns self.
+        self.check(unsafe { ffi::hotset_reset(self.h) }).map(drop)
     }
 
     pub fn set_phase(&self, prefill: bool) {

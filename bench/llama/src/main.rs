@@ -11,12 +11,14 @@ mod fnv;
 mod hook;
 mod lazy_map;
 mod perplexity;
+mod quality;
 mod report;
+mod text;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-// Nothing of its Rust is called; this keeps its extern "C" functions in the program.
+// Of its Rust only the bootstrap of `quality` is called; this keeps its extern "C" functions in the program.
 use hotset as _;
 
 const EXAMPLES: &str = "\
@@ -31,6 +33,12 @@ Examples:
   What do the policies cost in quality?
     hotset-llama perplexity -m model.gguf -f text.txt --no-hook
     hotset-llama perplexity -m model.gguf -f text.txt --slots 24 --lambda 0.1 --drop 0.5
+
+  The same for many settings at once, token by token against the unmodified model:
+    hotset-llama quality -m model.gguf -f text.txt --slots 24 --drops 0,0.5,0.75,1 --lambdas 0,0.12
+
+  An experiment within one decode, and its log:
+    hotset-llama decode -m model.gguf -p \"In the beginning\" -n 4000 --slots 24 --schedule plan.json --metrics run.csv
 
   For programs: one JSON object on stdout
     hotset-llama decode -m model.gguf -p Hello -n 32 --slots 24 --json | jq .logits_fnv
@@ -52,12 +60,15 @@ enum Command {
     Decode(Box<decode::Decode>),
     /// Measure how well a text is foretold, one token a pass
     Perplexity(Box<perplexity::Perplexity>),
+    /// Compare settings with the unmodified model: perplexity, divergence, agreement
+    Quality(Box<quality::Quality>),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Decode(args) => decode::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
+        Command::Quality(args) => quality::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,17 +1,16 @@
 //! `perplexity`: how well the model foretells a text. Stepped one token a pass, so that every token meets the policies.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
 use crate::args::{HookArgs, Load};
-use crate::engine::{Engine, Logits, Token};
+use crate::engine::{Engine, Token};
 use crate::report::{self, Digest, Outcome, per_second, seconds};
+use crate::text::{self, Progress, Score};
 
 #[derive(Args)]
 pub struct Perplexity {
@@ -31,22 +30,10 @@ pub struct Perplexity {
 }
 
 pub fn run(args: &Perplexity) -> Result<()> {
-    let mut text = std::fs::read(&args.file).with_context(|| args.file.display().to_string())?;
-    if let Some(limit) = args.bytes {
-        text.truncate(whole_characters(&text, limit));
-    }
+    let text = text::read(&args.file, args.bytes)?;
     let mut engine = Engine::open(&args.load, &args.hook)?;
-    let mut tokens = engine.tokenize(&text)?;
-    let bos = engine.bos();
-    if bos.is_some() && tokens.first() == bos.as_ref() {
-        // Every window begins with its own.
-        tokens.remove(0);
-    }
-    if tokens.len() < 2 {
-        bail!("{}: {} tokens are too short a text", args.file.display(), tokens.len());
-    }
+    let tokens = text::tokens(&engine, &text, &args.file)?;
     let mut run = Run {
-        batch: if args.batch { args.load.ubatch as usize } else { 1 },
         prefill: args.batch,
         digest: Digest::new(),
         nll: 0.0,
@@ -56,11 +43,8 @@ pub fn run(args: &Perplexity) -> Result<()> {
         time: Duration::ZERO,
         progress: Progress::new(tokens.len() as u64),
     };
-    let mut rest = tokens.as_slice();
-    while !rest.is_empty() {
-        let taken = run.window(&mut engine, bos, rest)?;
-        rest = &rest[taken..];
-    }
+    let batch = if args.batch { args.load.ubatch as usize } else { 1 };
+    run.windows = text::walk(&mut engine, &tokens, batch, args.batch, &mut run)?;
     run.progress.end();
     let outcome = Outcome::of(&engine)?;
     if args.load.json {
@@ -71,8 +55,6 @@ pub fn run(args: &Perplexity) -> Result<()> {
 }
 
 struct Run {
-    /// Tokens in one llama_decode.
-    batch: usize,
     prefill: bool,
     digest: Digest,
     nll: f64,
@@ -83,36 +65,23 @@ struct Run {
     progress: Progress,
 }
 
-impl Run {
-    /// Scores as many of the tokens as a context holds, beginning with an empty one; returns how many. Each token of the text is scored
-    /// once, but for the first of a window without a beginning of text, which nothing foretells.
-    fn window(&mut self, engine: &mut Engine, bos: Option<Token>, tokens: &[Token]) -> Result<usize> {
-        engine.restart();
-        self.windows += 1;
-        let room = engine.n_ctx as usize;
-        // What goes into the model, and what each of its outputs is to foretell.
-        let taken = tokens.len().min(if bos.is_some() { room } else { room + 1 });
-        let mut input: Vec<Token> = bos.into_iter().chain(tokens[..taken].iter().copied()).collect();
-        let targets = input[1..].to_vec();
-        // Nothing is left to be foretold after the last.
-        input.pop();
-        for (input, targets) in input.chunks(self.batch).zip(targets.chunks(self.batch)) {
-            let start = Instant::now();
-            engine.decode(input, Logits::All, self.prefill)?;
-            self.time += start.elapsed();
-            self.fed += input.len();
-            for (i, &target) in targets.iter().enumerate() {
-                let logits = engine.logits(i as i32)?;
-                self.digest.add(logits);
-                self.nll += surprise(logits, target as usize);
-                self.scored += 1;
-            }
-            let perplexity = self.perplexity();
-            self.progress.at(self.fed as u64, perplexity);
-        }
-        Ok(taken)
+impl Score for Run {
+    fn score(&mut self, logits: &[f32], target: Token) -> Result<()> {
+        self.digest.add(logits);
+        self.nll += text::surprise(logits, target as usize);
+        self.scored += 1;
+        Ok(())
     }
 
+    fn decoded(&mut self, tokens: usize, time: Duration) {
+        self.fed += tokens;
+        self.time += time;
+        let perplexity = self.perplexity();
+        self.progress.at(self.fed as u64, format!("perplexity {perplexity:.3}"));
+    }
+}
+
+impl Run {
     fn mean(&self) -> f64 {
         self.nll / self.scored.max(1) as f64
     }
@@ -169,75 +138,5 @@ impl Run {
             settings.insert("batch".into(), json!(args.batch));
         }
         Value::Object(object)
-    }
-}
-
-/// -ln of the probability that the logits give to the target; in f64, with the largest taken out first.
-fn surprise(logits: &[f32], target: usize) -> f64 {
-    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&x| f64::from(x - top).exp()).sum();
-    sum.ln() - f64::from(logits[target] - top)
-}
-
-/// At most `limit` bytes, without cutting a UTF-8 character.
-fn whole_characters(text: &[u8], limit: usize) -> usize {
-    if limit >= text.len() {
-        return text.len();
-    }
-    // Continuation bytes are 10xxxxxx; a character has at most three. Text in another encoding is cut at the limit.
-    (limit.saturating_sub(3)..=limit).rev().find(|&end| text[end] & 0xC0 != 0x80).unwrap_or(limit)
-}
-
-/// A bar on a terminal, and only if it takes longer than two seconds.
-struct Progress {
-    len: u64,
-    start: Instant,
-    bar: Option<ProgressBar>,
-}
-
-impl Progress {
-    fn new(len: u64) -> Self {
-        Progress { len, start: Instant::now(), bar: None }
-    }
-
-    fn at(&mut self, position: u64, perplexity: f64) {
-        if self.bar.is_none() && self.start.elapsed() > Duration::from_secs(2) && std::io::stderr().is_terminal() {
-            let bar = ProgressBar::new(self.len);
-            if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {eta} left, {msg}") {
-                bar.set_style(style);
-            }
-            self.bar = Some(bar);
-        }
-        if let Some(bar) = &self.bar {
-            bar.set_message(format!("perplexity {perplexity:.3}"));
-            bar.set_position(position);
-        }
-    }
-
-    fn end(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{surprise, whole_characters};
-
-    #[test]
-    fn surprise_of_known_distributions() {
-        assert!((surprise(&[5.0; 8], 3) - 8f64.ln()).abs() < 1e-12);
-        assert!((surprise(&[0.0, 1000.0], 1)).abs() < 1e-12);
-        assert!((surprise(&[0.0, 1000.0], 0) - 1000.0).abs() < 1e-9);
-        assert!(surprise(&[f32::NAN, f32::NAN], 0).is_nan());
-    }
-
-    #[test]
-    fn characters_stay_whole() {
-        let text = "aä€".as_bytes(); // 1, 2 and 3 bytes
-        let cut: Vec<usize> = (0..=7).map(|limit| whole_characters(text, limit)).collect();
-        assert_eq!(cut, [0, 1, 1, 3, 3, 3, 6, 6]);
-        assert_eq!(whole_characters(&[0x80; 9], 5), 5);
     }
 }

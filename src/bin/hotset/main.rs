@@ -3,6 +3,7 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be.
 
+mod ab;
 mod analyze;
 mod drop_replay;
 mod global_replay;
@@ -28,6 +29,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Ab(ab::Args),
     Analyze(analyze::Args),
     #[command(name = "global-replay")]
     GlobalReplay(global_replay::Args),
@@ -41,6 +43,7 @@ enum Command {
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::Ab(args) => ab::run(&args),
         Command::Analyze(args) => analyze::run(&args),
         Command::GlobalReplay(args) => global_replay::run(&args),
         Command::DropReplay(args) => drop_replay::run(&args),

@@ -9,6 +9,8 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::ptr;
 
+pub mod machine;
+
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]
