@@ -11,6 +11,7 @@
 //! - [`trace`]: Q4RT files, the live recorder, the sidecar.
 //! - `replay` (feature `tools`): what other settings would have done to a trace.
 //! - `analyze` (feature `tools`): what the routing of a run looks like.
+//! - `report` (feature `tools`): pages that show it.
 //!
 //! `model`, `cache`, `route` and `trace` know nothing of each other; `store` reads `model`'s expert table.
 
@@ -23,6 +24,8 @@ pub mod hook;
 pub mod model;
 #[cfg(feature = "tools")]
 pub mod replay;
+#[cfg(feature = "tools")]
+pub mod report;
 pub mod route;
 pub mod store;
 pub mod trace;
