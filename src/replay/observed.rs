@@ -91,7 +91,7 @@ fn of_csv(number: u64, names: &[String], text: &str) -> Result<Map<String, Value
     let n = text.split(',').count();
     if n != names.len() {
         let wanted = names.len();
-        let column = if n > wanted { text.split(',').take(wanted).map(|f| f.len() + 1).sum() } else { text.len() + 1 };
+        let column = if n > wanted { text.split(',').take(wanted).map(|f| f.len() + 1).sum() } else { text.len() } + 1;
         return Err(err!(
             Format,
             "line {number}, column {column}: {wanted} fields wanted, as in the heading, {n} found"
