@@ -165,9 +165,15 @@ impl Plot for HeatMap {
         let (low, high) = self.bounds();
         let key = |class: String, text: String| Key { class, text, direct: false };
         let at = |i: usize| low + (high - low) * i as f64 / LEVELS as f64;
+        let beyond = if self.cells.iter().flatten().any(|v| *v > high) { " and more" } else { "" };
         let mut keys = vec![key(
             "scale".into(),
-            format!("{}, from {} to {}", self.value.label, self.value.format(at(0)), self.value.format(at(LEVELS))),
+            format!(
+                "{}, from {} to {}{beyond}",
+                self.value.label,
+                self.value.format(at(0)),
+                self.value.format(at(LEVELS))
+            ),
         )];
         if (0..self.cells.len()).any(|i| self.cell(i).is_none()) {
             keys.push(key("hx".into(), "nothing here".into()));

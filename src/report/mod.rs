@@ -28,6 +28,7 @@
 //! Scales, ticks and drawing are plotters'; the way through here: plot -> `axis::Frame` (a plotters chart) -> `ink` (SVG elements with classes for
 //! colours) -> `plot::figure` (legend, both widths, numbers) -> `page`. What no library has is heat maps with shared cells and labels that keep apart. A
 //! number that is none (NaN, infinity) is a gap, never 0. The same data gives the same bytes. To add a plot: a file that implements [`Plot`].
+//! [`run`] is the page of `hotset report`.
 
 mod axis;
 mod bars;
@@ -37,6 +38,7 @@ mod lines;
 mod page;
 mod plot;
 mod points;
+pub mod run;
 
 pub use axis::{Axis, number};
 pub use bars::{BarPlot, Bars, Interval, IntervalPlot};
