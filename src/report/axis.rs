@@ -97,7 +97,7 @@ pub fn number(v: f64) -> String {
     let digits = match v.abs() {
         0.0 => 0,
         a if a >= 1000.0 => 0,
-        a if a >= 1e-9 => (2 - a.log10().floor() as i32).max(0) as usize,
+        a if a >= 1e-9 => (3 - a.log10().floor() as i32).max(0) as usize,
         _ => return format!("{v:.1e}"),
     };
     let text = format!("{v:.digits$}");
