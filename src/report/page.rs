@@ -51,7 +51,7 @@ impl Table {
     }
 
     pub(super) fn html(&self) -> String {
-        let mut html = String::from(r#"<div class="scroll"><table>"#);
+        let mut html = String::from(r#"<div class="scroll" tabindex="0"><table>"#);
         if self.heading.iter().any(|h| !h.is_empty()) {
             html += "<thead><tr>";
             for cell in &self.heading {
@@ -109,7 +109,8 @@ impl Section {
     pub fn facts(&mut self, facts: &[(&str, String)]) -> &mut Self {
         let mut html = String::from(r#"<dl class="facts">"#);
         for (name, value) in facts {
-            let _ = write!(html, "<div><dt>{}</dt><dd>{}</dd></div>", escape(name), escape(value));
+            let class = if value.chars().count() > 16 { r#" class="long""# } else { "" };
+            let _ = write!(html, "<div{class}><dt>{}</dt><dd>{}</dd></div>", escape(name), escape(value));
         }
         self.html(html + "</dl>\n")
     }

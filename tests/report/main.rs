@@ -7,6 +7,7 @@ mod shared;
 
 mod browser;
 mod gallery;
+mod run;
 
 use std::path::Path;
 
@@ -79,7 +80,10 @@ fn a_page_that_is_at_fault_is_found_out() {
     let narrow = "<div class=\"scroll narrow\"><svg role=\"img\"";
     let text = "<text x='350' y='60'>a text that the edge cuts off</text><text x='9' y='60'>one</text><text x='9' y='60'>two</text>";
     let at = good.find(narrow).unwrap();
-    let open = at + good[at..].find("viewBox").unwrap() + good[at + good[at..].find("viewBox").unwrap()..].find('>').unwrap() + 1;
+    let open = at
+        + good[at..].find("viewBox").unwrap()
+        + good[at + good[at..].find("viewBox").unwrap()..].find('>').unwrap()
+        + 1;
     let seen = look(&good[at..open], &format!("{}{text}", &good[at..open]));
     assert!(seen.layout.iter().any(|e| e.contains("is cut off")), "{seen:?}");
     assert!(seen.layout.iter().any(|e| e.contains("\"one\" lies on \"two\"")), "{seen:?}");

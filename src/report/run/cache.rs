@@ -108,7 +108,8 @@ impl CacheViews {
         } else {
             let best: Vec<String> = policies.chunk_by(|a, b| a.slots == b.slots).filter_map(advantage).collect();
             let note = format!(
-                "All tokens of the trace, one by one; the first {warmup} are not counted. A policy marked as bound knows the future, and cannot run live. {}",
+                "All tokens of the trace, one by one{}. A policy marked as bound knows the future, and cannot run live. {}",
+                super::uncounted(warmup),
                 best.join(" ")
             );
             section.plot(&bars(policies), &note)?;

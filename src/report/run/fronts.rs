@@ -58,10 +58,10 @@ pub(super) fn section(title: String, rows: &[DropRow], layers: usize, known_byte
     let unknown = rows.iter().map(|row| row.all.unknown).max().unwrap_or(0);
     let passed = rows.iter().map(|row| row.all.pass_through_rows).max().unwrap_or(0);
     let mut note = format!(
-        "{}, {} tokens, the first {} not counted. Joined are the points that no other one of as many slots beats in both.",
+        "{}, {} tokens{}. Joined are the points that no other one of as many slots beats in both.",
         first.policy.name(),
         first.phase.as_str(),
-        first.warmup
+        super::uncounted(first.warmup)
     );
     if !known_bytes {
         note += " The run does not say what an expert weighs: the size is assumed.";

@@ -151,7 +151,7 @@ impl RunReport {
                 ));
             }
             for (why, n) in &a.left_out {
-                section.note(&format!("{n} tokens are not in the trace: {why}."));
+                section.note(&format!("{n} tokens are not among those that policies are replayed over: {why}."));
             }
         }
         if let Some(steps) = &self.steps {
@@ -185,6 +185,11 @@ impl RunReport {
         }
         Ok(())
     }
+}
+
+/// What a warm-up leaves out, as the end of a sentence.
+fn uncounted(warmup: usize) -> String {
+    if warmup == 0 { String::new() } else { format!(", of which the first {warmup} are not counted") }
 }
 
 /// The page of some runs.

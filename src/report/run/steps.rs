@@ -11,7 +11,7 @@ use crate::report::{Axis, HeatMap, Line, LinePlot, Section, Table, number};
 use crate::trace::Phase;
 
 /// Cells of a window, and columns of the whole run: what bounds the page.
-const WINDOW_CELLS: usize = 6000;
+const WINDOW_CELLS: usize = 6200;
 const BINS: usize = 120;
 
 /// What a token's choice came to in a layer, or many of them together.
@@ -187,7 +187,7 @@ impl Steps {
             let cut = match window.len() == n {
                 true => String::new(),
                 false => {
-                    format!(" Steps {} to {} of {n} (--from-step moves the window).", window.start, window.end - 1)
+                    format!(" Steps {} to {} of {n}; for others say --from-step.", window.start, window.end - 1)
                 }
             };
             let note = format!("Point at a cell for its experts: * was a miss, - was dropped, ~ passed through.{cut}");

@@ -115,23 +115,25 @@ impl Times {
             section.note("No decode pass has a time.");
             return Ok(section);
         }
+        // A few passes that took many times as long would press the others flat.
+        let most = self.summary(Phase::Decode).and_then(|s| quantile(&s.wall_ms, 0.95));
+        let limit = most.map_or(f64::INFINITY, |ms| 3.0 * ms);
+        let beyond = wall.iter().flatten().filter(|ms| **ms > limit).count();
         let step = decode.len().div_ceil(MAX_POINTS).max(1);
         let mut plot =
             LinePlot::new("Time per token", Axis::new("decode pass").whole(), Axis::new("ms a token").from(0.0));
         let thin = |values: Vec<f64>| values.iter().enumerate().step_by(step).map(|(i, &v)| (i as f64, v)).collect();
-        let as_is = |values: &[Option<f64>]| values.iter().map(|v| v.unwrap_or(f64::NAN)).collect();
+        let as_is = wall.iter().map(|v| v.filter(|ms| *ms <= limit).unwrap_or(f64::NAN)).collect();
         plot.lines.push(Line { name: "wall, median".into(), points: thin(medians(&wall)), ..Line::default() });
         plot.lines.push(Line { name: "waiting, median".into(), points: thin(medians(&wait)), ..Line::default() });
-        plot.lines.push(Line {
-            name: "wall, each pass".into(),
-            points: thin(as_is(&wall)),
-            dots: true,
-            ..Line::default()
-        });
-        let note = match step {
-            1 => format!("Medians are of {WINDOW} passes."),
-            _ => format!("Medians are of {WINDOW} passes. One pass of {step} is shown, of {}.", decode.len()),
-        };
+        plot.lines.push(Line { name: "wall, each pass".into(), points: thin(as_is), dots: true, ..Line::default() });
+        let mut note = format!("Medians are of {WINDOW} passes.");
+        if step > 1 {
+            note += &format!(" One pass of {step} is shown, of {}.", decode.len());
+        }
+        if beyond > 0 {
+            note += &format!(" Not drawn: {beyond} that took more than {} ms.", number(limit));
+        }
         section.plot(&plot, &note)?;
         let plot = IntervalPlot {
             title: "Time per token, all decode passes".into(),
