@@ -10,6 +10,7 @@ mod global_replay;
 mod inspect;
 mod output;
 mod replay;
+mod report;
 mod sweep;
 mod tiny;
 mod trace;
@@ -36,6 +37,7 @@ enum Command {
     DropReplay(drop_replay::Args),
     Inspect(inspect::Args),
     Replay(replay::Args),
+    Report(report::Args),
     Sweep(sweep::Args),
     Tiny(tiny::Args),
     Trace(trace::Args),
@@ -49,6 +51,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::DropReplay(args) => drop_replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Sweep(args) => sweep::run(&args),
         Command::Tiny(args) => tiny::run(&args),
         Command::Trace(args) => trace::run(&args),
