@@ -57,7 +57,7 @@ pub fn cell(name: &str, rows: &[&Row], level: f64, resamples: usize, rng: &mut P
     }
     let mut counts = [0.0; COUNTS.len()];
     for row in rows {
-        counts.iter_mut().zip(row.counts).for_each(|(sum, n)| *sum += n / tokens as f64);
+        counts.iter_mut().zip(row.counts).for_each(|(sum, n)| *sum += n);
     }
     let dependence = Dependence::of(&times);
     let means = Means::of(&times, dependence.block, resamples, rng);
@@ -72,7 +72,7 @@ pub fn cell(name: &str, rows: &[&Row], level: f64, resamples: usize, rng: &mut P
         independent_half_ms: z(0.5 + level / 2.0) * (dependence.variance / times.len() as f64).sqrt(),
         block_half_ms: means.half_width(level),
         dependence,
-        counts,
+        counts: counts.map(|sum| sum / tokens as f64),
         compute_ms: compute.map(|ns| ns / 1e6 / tokens as f64),
         means,
     })

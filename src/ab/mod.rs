@@ -157,7 +157,7 @@ pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis>
     let design = session.design;
     let mut cells = Vec::new();
     let mut of_name = Vec::new(); // index in the session, of each cell that was measured
-    for (i, name) in session.cells.iter().enumerate() {
+    for (i, name) in as_planned(&session.cells, options.plan.as_ref()) {
         let rows = cells::measured(&runs, i);
         if let Some(cell) = cells::cell(name, &rows, options.level, options.resamples, &mut rng) {
             cells.push(cell);
@@ -194,6 +194,15 @@ pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis>
     };
     analysis.tells = tells::tells(&analysis, &runs, session, options);
     Ok(analysis)
+}
+
+/// The cells, with their numbers: in the plan's order, else as they first appear.
+fn as_planned<'a>(names: &'a [String], plan: Option<&Schedule>) -> Vec<(usize, &'a String)> {
+    let mut cells: Vec<(usize, &String)> = names.iter().enumerate().collect();
+    if let Some(plan) = plan {
+        cells.sort_by_key(|(_, name)| plan.cells.iter().position(|c| c.name == **name).unwrap_or(usize::MAX));
+    }
+    cells
 }
 
 /// The pairs of cells that are asked about.

@@ -28,8 +28,9 @@
 //! Scales, ticks and drawing are plotters'; the way through here: plot -> `axis::Frame` (a plotters chart) -> `ink` (SVG elements with classes for
 //! colours) -> `plot::figure` (legend, both widths, numbers) -> `page`. What no library has is heat maps with shared cells and labels that keep apart. A
 //! number that is none (NaN, infinity) is a gap, never 0. The same data gives the same bytes. To add a plot: a file that implements [`Plot`].
-//! [`run`] is the page of `hotset report`.
+//! [`run`] is the page of `hotset report`, [`ab`] that of `hotset ab report`.
 
+pub mod ab;
 mod axis;
 mod bars;
 mod heat;

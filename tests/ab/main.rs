@@ -5,5 +5,7 @@ mod program;
 #[path = "../common/shared.rs"]
 mod shared;
 
+mod cli;
 mod device;
+mod made;
 mod simulated;

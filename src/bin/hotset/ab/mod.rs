@@ -1,7 +1,13 @@
-//! `hotset ab`: experiments on the device. One file per subcommand.
+//! `hotset ab`: experiments on the device. One file per subcommand; `shown` is how an analysis is printed.
 
+mod analyze;
 mod child;
+mod plan;
+mod report;
 mod run;
+mod shown;
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -15,11 +21,18 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
+    Analyze(analyze::Args),
+    Plan(plan::Args),
+    Report(report::Args),
     Run(run::Args),
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.command {
-        Command::Run(args) => run::run(args),
+        Command::Analyze(args) => return analyze::run(args),
+        Command::Plan(args) => plan::run(args)?,
+        Command::Report(args) => report::run(args)?,
+        Command::Run(args) => run::run(args)?,
     }
+    Ok(ExitCode::SUCCESS)
 }

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use hotset::ab::log::Log;
-use hotset::ab::{self, Analysis, Options};
+use hotset::ab::{self, Options};
 use hotset::hook::Schedule;
 use serde_json::json;
 
 use super::child::{self, Engine};
+use super::shown;
 use crate::output;
 
 /// Run an engine under a plan, once or several times, and say which cells can be told apart
@@ -68,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
     let analysis = ab::analyze(&logs, &options)?;
     let result = out.join("analysis.json");
     fs::write(&result, format!("{:#}\n", analysis.to_json())).with_context(|| result.display().to_string())?;
-    if args.json { output::print_json(&analysis.to_json()) } else { output::print(&shown(&analysis)) }
+    if args.json { output::print_json(&analysis.to_json()) } else { output::print(&shown::text(&analysis)) }
 }
 
 /// One run of the engine; its log.
@@ -114,21 +115,4 @@ fn make_folder(out: &Path) -> Result<()> {
         bail!("{} is not empty: what an earlier experiment left there is kept, give another folder", out.display());
     }
     Ok(())
-}
-
-fn shown(analysis: &Analysis) -> String {
-    let heading = ["cell", "tokens", "tok/s", "mean ms", "p50", "p95", "p99"];
-    let rows: Vec<Vec<String>> = analysis
-        .cells
-        .iter()
-        .map(|c| {
-            let mut row = vec![c.name.clone(), c.tokens.to_string(), format!("{:.2}", c.tokens_per_second())];
-            row.extend([c.mean_ms, c.p50_ms, c.p95_ms, c.p99_ms].map(|ms| format!("{ms:.3}")));
-            row
-        })
-        .collect();
-    let mut text = output::table(&heading, &rows);
-    let words = analysis.comparisons.iter().map(|c| &c.words).chain(analysis.tells.iter().map(|t| &t.words));
-    words.for_each(|line| text += &format!("\n{line}"));
-    text + "\n"
 }
