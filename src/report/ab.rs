@@ -52,6 +52,8 @@ fn result(analysis: &Analysis, beside: Option<Beside>) -> Section {
     });
     section.heading("Speed and quality").table(&table(analysis, beside));
     if let Some(Beside { quality, .. }) = beside {
+        section.heading("Times, and what was dropped").table(&details(analysis, quality));
+        section.note("Times in ms per token; +-: interval of the mean, by blocks of tokens. Faults: major, per token. Dropped, swapped, mass lost: shares.");
         section.note(&format!(
             "Quality: {}, {} tokens of {}, against the unmodified model's perplexity of {}; intervals are of pairs of tokens.",
             or(&quality.model, "the model"),
@@ -74,44 +76,59 @@ fn percent(share: f64) -> String {
     if share.is_finite() { format!("{} %", digits(100.0 * share)) } else { "-".into() }
 }
 
-/// A row a cell: speed, then quality where it was measured.
-pub fn table(analysis: &Analysis, beside: Option<Beside>) -> Table {
-    let mut heading =
-        vec!["cell", "tok/s", "mean, ms", "+-", "p95, ms", "p99, ms", "MB a token", "hits", "faults a token"];
-    if beside.is_some() {
-        heading.extend([
-            "perplexity",
-            "change",
-            "95 % interval",
-            "KL mean",
-            "KL p99",
-            "same first token",
-            "dropped",
-            "swapped",
-            "mass lost",
-            "",
-        ]);
+/// A row a cell: speed, and what it costs where that was measured.
+fn table(analysis: &Analysis, beside: Option<Beside>) -> Table {
+    let mut heading = vec!["cell", "tok/s", "MB a token", "hits"];
+    match beside {
+        Some(_) => heading.extend(["perplexity", "change", "95 % interval", "KL mean", "same first token", ""]),
+        None => heading.extend(["mean, ms", "+-", "p50", "p95", "p99"]),
     }
     let mut table = Table::new(heading);
     for (i, cell) in analysis.cells.iter().enumerate() {
-        let count = |which: usize, unit: f64| number(cell.counts[which] / unit);
+        let (hits, misses) = (cell.counts[HITS], cell.counts[MISSES]);
         let mut row = vec![cell.name.clone(), number(cell.tokens_per_second())];
-        row.extend([cell.mean_ms, cell.block_half_ms, cell.p95_ms, cell.p99_ms].map(number));
-        row.extend([count(READ_BYTES, 1e6), percent(cell.counts[HITS] / (cell.counts[HITS] + cell.counts[MISSES]))]);
-        row.push(count(MAJOR_FAULTS, 1.0));
-        if let Some(Beside { quality, recommendation, limit }) = beside {
-            match quality.of(&cell.name) {
-                None => row.push("not measured".into()),
-                Some(q) => {
-                    let change = |ratio: f64| format!("{:+.2} %", 100.0 * (ratio - 1.0));
-                    row.extend([number(q.perplexity), change(q.ratio)]);
-                    row.push(format!("{} to {}", change(q.ratio_low), change(q.ratio_high)));
-                    row.extend([number(q.kl_mean), number(q.kl_p99), percent(q.top1_agreement)]);
-                    row.extend([q.drop_rate, q.swap_rate, q.mass_lost].map(percent));
-                    let within = if q.ratio_high <= 1.0 + limit { "" } else { "beyond the limit" };
-                    row.push(if recommendation.cell == Some(i) { "recommended" } else { within }.into());
-                }
+        row.extend([number(cell.counts[READ_BYTES] / 1e6), percent(hits / (hits + misses))]);
+        match beside.map(|beside| (beside, beside.quality.of(&cell.name))) {
+            None => row.extend([cell.mean_ms, cell.block_half_ms, cell.p50_ms, cell.p95_ms, cell.p99_ms].map(number)),
+            Some((_, None)) => row.push("not measured".into()),
+            Some((Beside { recommendation, limit, .. }, Some(q))) => {
+                row.extend([number(q.perplexity), change(q.ratio)]);
+                row.push(format!("{} to {}", change(q.ratio_low), change(q.ratio_high)));
+                row.extend([number(q.kl_mean), percent(q.top1_agreement)]);
+                let within = if q.ratio_high <= 1.0 + limit { "" } else { "beyond the limit" };
+                row.push(if recommendation.cell == Some(i) { "recommended" } else { within }.into());
             }
+        }
+        table.row(row);
+    }
+    table
+}
+
+fn change(ratio: f64) -> String {
+    format!("{:+.2} %", 100.0 * (ratio - 1.0))
+}
+
+/// What is behind the table with quality: times, what was dropped, and the quality's own details.
+fn details(analysis: &Analysis, quality: &Quality) -> Table {
+    let mut table = Table::new([
+        "cell",
+        "mean, ms",
+        "+-",
+        "p50",
+        "p95",
+        "p99",
+        "faults",
+        "dropped",
+        "swapped",
+        "KL p99",
+        "mass lost",
+    ]);
+    for cell in &analysis.cells {
+        let mut row = vec![cell.name.clone()];
+        row.extend([cell.mean_ms, cell.block_half_ms, cell.p50_ms, cell.p95_ms, cell.p99_ms].map(number));
+        row.push(number(cell.counts[MAJOR_FAULTS]));
+        if let Some(q) = quality.of(&cell.name) {
+            row.extend([percent(q.drop_rate), percent(q.swap_rate), number(q.kl_p99), percent(q.mass_lost)]);
         }
         table.row(row);
     }
@@ -249,7 +266,7 @@ fn drift(analysis: &Analysis) -> Result<Section> {
         lines: vec![line("time", &|p| Some(p.off)), line("compute", &|p| p.compute_off)],
         ..LinePlot::new(
             "Time against the cell's mean",
-            Axis::new("place in the session").percent().from(0.0).to(1.0),
+            Axis::new("place in the session").percent().from(0.0),
             Axis::new("above or below the cell's mean").percent(),
         )
     };

@@ -124,7 +124,11 @@ impl Ranged for Scale {
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
         match self {
-            Self::Linear(s) => s.key_points(hint),
+            Self::Linear(s) => {
+                // steps summed up miss 0 by a hair
+                let hair = 1e-9 * (s.range().end - s.range().start);
+                s.key_points(hint).into_iter().map(|v| if v.abs() < hair { 0.0 } else { v }).collect()
+            }
             Self::Log(s) => {
                 // Decades; where fewer than two are in sight, 1, 2 and 5 of each.
                 let points = s.key_points(hint.bold_points());

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::browser::{Browser, Look};
 use crate::made;
 use crate::program::{fails, hotset, ok};
 use crate::shared::shared;
@@ -235,6 +236,7 @@ fn speed_and_quality_in_one_report() {
         !page.contains("http://") && !page.contains("https://") || page.contains("www.w3.org"),
         "nothing from a network"
     );
+    seen_in_a_browser(&html);
     let recommended = |limit: &str| {
         let value = json(&ok(&mut report(&["--json", "--limit-perplexity", limit])));
         value["recommendation"]["cell"].clone()
@@ -249,6 +251,23 @@ fn speed_and_quality_in_one_report() {
     fails(&mut report(&[]), 2, "no cell of the logs (F0, F0.5, F1) is in it");
     std::fs::write(&quality, "{\"cells\": []}").unwrap();
     fails(&mut report(&[]), 1, "\"quality\": 1 wanted");
+}
+
+/// Nothing is cut off, overlaps, complains or asks the network for anything: wide and on a phone, light and dark.
+fn seen_in_a_browser(page: &Path) {
+    let Some(mut browser) = Browser::start() else { return };
+    let mut backgrounds = std::collections::BTreeSet::new();
+    for (width, dark) in [(1200, false), (1200, true), (390, false), (390, true)] {
+        let seen = browser.look(page, Look { width, dark });
+        assert!(
+            seen.errors.is_empty() && seen.requests.is_empty() && seen.layout.is_empty(),
+            "{width} {dark}: {seen:?}"
+        );
+        assert_eq!(seen.figures, 4);
+        assert!(seen.tips.iter().all(|tip| tip.contains('F')), "{:?}", seen.tips);
+        backgrounds.insert(seen.colors.0);
+    }
+    assert_eq!(backgrounds.len(), 2, "{backgrounds:?}");
 }
 
 /// Of what cannot be told apart the one that costs less is taken, though it is a little slower in this session.
