@@ -160,7 +160,7 @@ pub fn log_ratio_of_means(a: &Means, b: &Means, level: f64) -> Interval {
 
 /// One of 0 .. n, n < 2^32: by multiplication, off by less than n / 2^32.
 fn index(rng: &mut Pcg64Mcg, n: usize) -> usize {
-    (u64::from(rng.random::<u32>()) * n as u64 >> 32) as usize
+    ((u64::from(rng.random::<u32>()) * n as u64) >> 32) as usize
 }
 
 /// The chance of a normal deviate at least as far from 0.

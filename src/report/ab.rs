@@ -170,7 +170,7 @@ fn front(analysis: &Analysis, beside: Beside) -> Result<Section> {
 fn pairs(analysis: &Analysis) -> Result<Section> {
     let mut section = Section::new("Pairs of cells");
     section.text(
-        "By how much the second cell is faster, in tokens per second. Right of 0 it is faster, left of 0 slower. \
+        "By how much the first named cell is faster than the second, in tokens per second: right of 0 it is faster, left of 0 slower. \
          The verdict rests on the first interval of a pair; with several pairs it asks for more than an interval that leaves out 0.",
     );
     // of times: the ratio of speeds is its inverse
@@ -186,11 +186,13 @@ fn pairs(analysis: &Analysis) -> Result<Section> {
     let mut rows = Vec::new();
     let mut table = Table::new(["pair", "verdict", "p", "below", "p by lots", "tokens for this", "tokens for 5 %"]);
     for c in &analysis.comparisons {
-        let name = format!("{} against {}", analysis.cells[c.b].name, analysis.cells[c.a].name);
+        let name = format!("{} / {}", analysis.cells[c.b].name, analysis.cells[c.a].name);
+        let mut of_tokens = name.clone();
         if let Some(paired) = &c.paired {
-            rows.push(row(format!("{name}, pairs"), 0, &paired.interval));
+            rows.push(row(name.clone(), 0, &paired.interval));
+            of_tokens = "by tokens".to_owned();
         }
-        rows.push(row(format!("{name}, tokens"), 1, &c.tokens));
+        rows.push(row(of_tokens, 1, &c.tokens));
         let tokens = |n: Option<u64>| n.map_or("-".into(), |n| n.to_string());
         table.row([
             name,
@@ -217,7 +219,7 @@ fn pairs(analysis: &Analysis) -> Result<Section> {
 }
 
 fn p(p: f64) -> String {
-    if p < 1e-4 { format!("{p:.0e}") } else { number(p) }
+    if p < 1e-4 { format!("{p:.0e}") } else { format!("{p:.4}") }
 }
 
 fn session(analysis: &Analysis) -> Result<Section> {
