@@ -151,7 +151,7 @@ fn settings_that_are_off_cost_nothing_and_others_are_seen() {
     let resident = json(&model(), &["perplexity", "-f", file.to_str().unwrap(), "--bytes", "700"], "--no-hook");
     assert_eq!((&run["quality"], &run["tokens"]), (&json!(1), &resident["tokens"]));
     assert_eq!(run["reference"]["perplexity"], resident["perplexity"]);
-    let off = cell(&run, "F 0 lambda 0");
+    let off = cell(&run, "F0 L0");
     assert_eq!(off["perplexity"], resident["perplexity"]);
     for (key, wanted) in [
         ("ratio", 1.0),
@@ -169,9 +169,7 @@ fn settings_that_are_off_cost_nothing_and_others_are_seen() {
         assert_eq!(off[key].as_f64(), Some(wanted), "{key}");
     }
     let number = |name: &str, key: &str| cell(&run, name)[key].as_f64().unwrap();
-    for (name, drops, swaps) in
-        [("F 1 lambda 0", true, false), ("F 0 lambda 0.4", false, true), ("F 1 lambda 0.4", true, true)]
-    {
+    for (name, drops, swaps) in [("F1 L0", true, false), ("F0 L0.4", false, true), ("F1 L0.4", true, true)] {
         assert!(number(name, "kl_mean") > 1e-4 && number(name, "kl_p99") > number(name, "kl_mean"), "{name}");
         assert_eq!((number(name, "drop_rate") > 0.0, number(name, "swap_rate") > 0.0), (drops, swaps), "{name}");
         assert!(
@@ -184,13 +182,13 @@ fn settings_that_are_off_cost_nothing_and_others_are_seen() {
     }
     // each cell is as the same setting by itself, and as a run of the other subcommand
     let alone = quality("--slots 8 --drops 1 --lambdas 0.4 --keep 0");
-    assert_eq!(cell(&alone, "F 1 lambda 0.4"), cell(&run, "F 1 lambda 0.4"), "and from a temporary file");
+    assert_eq!(cell(&alone, "F1 L0.4"), cell(&run, "F1 L0.4"), "and from a temporary file");
     let plain = json(
         &model(),
         &["perplexity", "-f", file.to_str().unwrap(), "--bytes", "700"],
         "--slots 8 --drop 1 --lambda 0.4",
     );
-    assert_eq!(cell(&alone, "F 1 lambda 0.4")["perplexity"], plain["perplexity"]);
+    assert_eq!(cell(&alone, "F1 L0.4")["perplexity"], plain["perplexity"]);
 }
 
 #[test]
@@ -246,7 +244,7 @@ fn an_experiment_from_plan_to_quality() {
     let (plan, out) = (dir.path().join("plan.json"), dir.path().join("out"));
     let (drops, lambdas) = ([0.0, 0.5, 0.75, 1.0], [0.0, 0.12]);
     let cell = |drop: f64, lambda: f64| hotset::hook::schedule::Cell {
-        name: format!("F {drop} lambda {lambda}"),
+        name: format!("F{drop} L{lambda}"),
         drop: Some(drop),
         lambda: Some(lambda),
         ..Default::default()
@@ -287,7 +285,7 @@ fn an_experiment_from_plan_to_quality() {
     let (cell, misses, dropped, swapped, drop, lambda) =
         (column("cell"), column("misses"), column("dropped"), column("swapped"), column("drop"), column("lambda"));
     for row in lines.filter(|row| !row[cell].is_empty()) {
-        assert_eq!(row[cell], format!("F {} lambda {}", row[drop], row[lambda]));
+        assert_eq!(row[cell], format!("F{} L{}", row[drop], row[lambda]));
         assert!((row[dropped] == "0" || row[drop] != "0") && (row[swapped] == "0" || row[lambda] != "0"), "{row:?}");
         assert!(row[misses].parse::<u32>().is_ok());
     }
@@ -296,6 +294,6 @@ fn an_experiment_from_plan_to_quality() {
     assert_eq!(names(&quality), schedule.cells.iter().map(|c| json!(c.name)).collect::<Vec<_>>());
     assert!(names(&analysis).iter().all(|name| names(&quality).contains(name)));
     let parsed = hotset::ab::quality::Quality::parse(&quality.to_string()).unwrap();
-    assert_eq!(parsed.of("F 0 lambda 0").unwrap().ratio_high, 1.0);
-    assert!(parsed.of("F 1 lambda 0").unwrap().drop_rate > parsed.of("F 0.5 lambda 0").unwrap().drop_rate);
+    assert_eq!(parsed.of("F0 L0").unwrap().ratio_high, 1.0);
+    assert!(parsed.of("F1 L0").unwrap().drop_rate > parsed.of("F0.5 L0").unwrap().drop_rate);
 }
