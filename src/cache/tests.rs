@@ -147,7 +147,8 @@ fn a_cleared_cache_keeps_its_slots_until_it_shrinks() {
     c.clear();
     let placed = token(&mut c, &[8, 9, 10, 11]);
     let mut slots: Vec<u32> = placed.iter().map(|p| p.slot()).collect();
-    (kept.sort_unstable(), slots.sort_unstable());
+    kept.sort_unstable();
+    slots.sort_unstable();
     assert_eq!(slots, kept);
     c.clear();
     let mut released = Vec::new();
