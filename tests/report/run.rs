@@ -168,7 +168,7 @@ fn several_runs_on_one_page() {
     assert!(data["runs"][2]["notes"].to_string().contains("not known what is light"));
     assert_eq!(data["runs"][2]["steps"]["n_steps"], 30);
     if let Some(mut browser) = Browser::start() {
-        flawless(&mut browser, &page, 7 + 7 + 6);
+        flawless(&mut browser, &page, 1 + 7 + 7 + 6);
     }
 }
 
