@@ -18,6 +18,8 @@ pub struct Page {
 pub struct Section {
     title: String,
     parts: Vec<Part>,
+    /// The list of sections at the top leaves it out.
+    inner: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -51,11 +53,17 @@ impl Table {
     }
 
     pub(super) fn html(&self) -> String {
+        // Words begin at the left, numbers end at the right.
+        let number = |cell: &str| cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || "-+".contains(c));
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let words: Vec<bool> =
+            (0..columns).map(|i| self.rows.iter().filter_map(|r| r.get(i)).any(|c| !number(c))).collect();
         let mut html = String::from(r#"<div class="scroll" tabindex="0"><table>"#);
         if self.heading.iter().any(|h| !h.is_empty()) {
             html += "<thead><tr>";
-            for cell in &self.heading {
-                let _ = write!(html, r#"<th scope="col">{}</th>"#, escape(cell));
+            for (i, cell) in self.heading.iter().enumerate() {
+                let class = if words.get(i) == Some(&true) { r#" class="words""# } else { "" };
+                let _ = write!(html, r#"<th scope="col"{class}>{}</th>"#, escape(cell));
             }
             html += "</tr></thead>";
         }
@@ -68,6 +76,7 @@ impl Table {
                 let cell = escape(cell);
                 let _ = match i {
                     0 => write!(html, r#"<th scope="row">{cell}</th>"#),
+                    _ if words[i] => write!(html, r#"<td class="words">{cell}</td>"#),
                     _ => write!(html, "<td>{cell}</td>"),
                 };
             }
@@ -83,7 +92,12 @@ impl Table {
 
 impl Section {
     pub fn new(title: impl Into<String>) -> Self {
-        Self { title: title.into(), parts: Vec::new() }
+        Self { title: title.into(), parts: Vec::new(), inner: false }
+    }
+
+    /// A section that the list at the top of the page leaves out, since it goes with the one before.
+    pub fn inner(title: impl Into<String>) -> Self {
+        Self { inner: true, ..Self::new(title) }
     }
 
     /// A paragraph.
@@ -170,7 +184,7 @@ impl Page {
         html += "</header>\n";
         if self.sections.len() > 2 {
             html += r#"<nav aria-label="Sections"><ul>"#;
-            for (i, section) in self.sections.iter().enumerate() {
+            for (i, section) in self.sections.iter().enumerate().filter(|(_, section)| !section.inner) {
                 let _ = write!(html, r##"<li><a href="#s{i}">{}</a></li>"##, escape(&section.title));
             }
             html += "</ul></nav>\n";

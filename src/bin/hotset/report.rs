@@ -75,6 +75,9 @@ pub struct Args {
     json: bool,
 }
 
+/// Layers that are shown: they are rows of pictures. Real models have some hundred.
+const MAX_LAYERS: usize = 512;
+
 /// What an input is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -208,6 +211,9 @@ impl Args {
     fn one(&self, path: &Path, kind: Kind) -> Result<RunReport> {
         let mut input = Input::open(path, kind, self.k)?;
         input.routed.assume_expert_bytes(self.expert_bytes);
+        if input.trace.n_layers() > MAX_LAYERS {
+            return Err(usage(format!("{} layers: a page shows at most {MAX_LAYERS}", input.trace.n_layers())));
+        }
         let about = About::of(input.format, &input.routing, input.sidecar.as_ref());
         let mut report =
             RunReport { name: file_name(path), about: Some(about), warmup: self.warmup, ..RunReport::default() };

@@ -91,11 +91,11 @@ impl CacheViews {
 
     pub(super) fn sections(
         &self,
-        title: impl Fn(&str) -> String,
+        begin: impl Fn(&str) -> Section,
         policies: &[PolicyRow],
         warmup: usize,
     ) -> Result<Vec<Section>> {
-        let mut section = Section::new(title("Caches"));
+        let mut section = begin("Caches");
         if let Some(curve) = self.hit_curve() {
             let note = "LRU, each layer with so many slots, from an empty cache; decode tokens. The band is from the worst layer to the best.";
             section.plot(&self.curve_plot(&curve), note)?;
@@ -114,7 +114,7 @@ impl CacheViews {
             );
             section.plot(&bars(policies), &note)?;
         }
-        let mut experts = Section::new(title("Experts"));
+        let mut experts = begin("Experts");
         let half = self.popularity.iter().map(|p| p.experts_for(0.5) as f64);
         let used = self.popularity.iter().map(|p| p.distinct() as f64);
         let mean =

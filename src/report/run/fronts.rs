@@ -28,8 +28,7 @@ fn name(row: &DropRow, lambdas: bool) -> String {
     if lambdas { format!("F {f}, λ {lambda}") } else { format!("F {f}") }
 }
 
-pub(super) fn section(title: String, rows: &[DropRow], layers: usize, known_bytes: bool) -> Result<Section> {
-    let mut section = Section::new(title);
+pub(super) fn section(mut section: Section, rows: &[DropRow], layers: usize, known_bytes: bool) -> Result<Section> {
     let first = &rows[0].settings;
     let lambdas = rows.iter().any(|row| row.settings.moce.lambda != first.moce.lambda);
     section.text(

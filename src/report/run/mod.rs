@@ -12,7 +12,7 @@ pub use cache::{CacheViews, PolicyRow};
 pub use steps::{Fates, Steps};
 pub use times::Times;
 
-use super::{Page, Section, Table, number};
+use super::{Axis, Line, LinePlot, Page, Section, Table, number};
 use crate::error::Result;
 use crate::replay::DropRow;
 use crate::trace::{Phase, Routing, Sidecar};
@@ -118,8 +118,7 @@ impl RunReport {
         })
     }
 
-    fn overview(&self, title: String) -> Section {
-        let mut section = Section::new(title);
+    fn overview(&self, mut section: Section) -> Section {
         if let Some(a) = &self.about {
             let mut facts = vec![
                 ("model", if a.model.is_empty() { "not recorded".into() } else { a.model.clone() }),
@@ -165,23 +164,26 @@ impl RunReport {
 
     /// Adds the sections of this run. `alone`: their titles need not say whose they are.
     fn sections(&self, page: &mut Page, alone: bool) -> Result<()> {
-        let title =
-            |what: &str| if alone { what.to_owned() } else { format!("{}: {}", self.name, what.to_lowercase()) };
-        page.section(self.overview(title("The run")));
+        let begin = |what: &str| match alone {
+            true => Section::new(what),
+            false => Section::inner(format!("{}: {}", self.name, what.to_lowercase())),
+        };
+        let first = if alone { Section::new("The run") } else { Section::new(self.name.clone()) };
+        page.section(self.overview(first));
         if let Some(steps) = &self.steps {
-            page.section(steps.section(title("Step by layer"))?);
+            page.section(steps.section(begin("Step by layer"))?);
         }
         if let Some(times) = &self.times {
-            page.section(times.section(title("Time"))?);
+            page.section(times.section(begin("Time"))?);
         }
         if let Some(cache) = &self.cache {
-            for section in cache.sections(title, &self.policies, self.warmup)? {
+            for section in cache.sections(begin, &self.policies, self.warmup)? {
                 page.section(section);
             }
         }
         if let (false, Some(a)) = (self.fronts.is_empty(), &self.about) {
             let known = a.expert_bytes.is_some();
-            page.section(fronts::section(title("Dropping"), &self.fronts, a.n_layers, known)?);
+            page.section(fronts::section(begin("Dropping"), &self.fronts, a.n_layers, known)?);
         }
         Ok(())
     }
@@ -201,7 +203,7 @@ pub fn page(runs: &[RunReport]) -> Result<Page> {
     });
     page.lead("What was routed, what a cache makes of it, and what dropping would buy. Made by hotset report.");
     if runs.len() > 1 {
-        page.section(compared(runs));
+        page.section(compared(runs)?);
     }
     for run in runs {
         run.sections(&mut page, runs.len() == 1)?;
@@ -209,11 +211,14 @@ pub fn page(runs: &[RunReport]) -> Result<Page> {
     Ok(page)
 }
 
-/// A row a run.
-fn compared(runs: &[RunReport]) -> Section {
+/// A row a run, and their hit curves on one scale.
+fn compared(runs: &[RunReport]) -> Result<Section> {
     let mut section = Section::new("Runs");
     let mut table =
-        Table::new(["run", "model", "layers", "experts", "k", "decode tokens", "hit rate", "misses a token", "source"]);
+        Table::new(["run", "model", "layers", "experts", "k", "decode tokens", "hit rate", "misses a token"]);
+    let y = Axis::new("decode hit rate").percent().from(0.0).to(1.0);
+    let mut plot =
+        LinePlot::new("Hits by share of the experts that slots hold", Axis::new("slots, of the experts").percent(), y);
     for run in runs {
         let Some(a) = &run.about else {
             table.row([run.name.as_str(), "a metrics log alone"]);
@@ -224,10 +229,17 @@ fn compared(runs: &[RunReport]) -> Section {
         if let Some(steps) = &run.steps {
             row.push(steps.sum().hit_rate().map_or("-".into(), |r| format!("{:.1} %", 100.0 * r)));
             row.push(number(steps.misses_per_token()));
-            row.push(steps.source.clone());
         }
         table.row(row);
+        if let Some(curve) = run.cache.as_ref().and_then(CacheViews::hit_curve) {
+            let x = |slots: usize| slots as f64 / a.n_experts as f64;
+            let points = (a.k..curve.len()).map(|slots| (x(slots), curve[slots])).collect();
+            plot.lines.push(Line { name: run.name.clone(), points, ..Line::default() });
+        }
     }
     section.table(&table);
-    section
+    if plot.lines.len() > 1 {
+        section.plot(&plot, "LRU, each layer with so many slots, from an empty cache; decode tokens.")?;
+    }
+    Ok(section)
 }

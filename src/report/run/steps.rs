@@ -156,8 +156,7 @@ impl Steps {
         })
     }
 
-    pub(super) fn section(&self, title: String) -> Result<Section> {
-        let mut section = Section::new(title);
+    pub(super) fn section(&self, mut section: Section) -> Result<Section> {
         let (sum, n) = (self.sum(), self.n_steps());
         let phase = self.phase.as_str();
         section.text(&format!(

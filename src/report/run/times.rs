@@ -80,8 +80,7 @@ impl Times {
         json!({ "file": self.file, "decode": phase(Phase::Decode), "prefill": phase(Phase::Prefill) })
     }
 
-    pub(super) fn section(&self, title: String) -> Result<Section> {
-        let mut section = Section::new(title);
+    pub(super) fn section(&self, mut section: Section) -> Result<Section> {
         section.text(&format!(
             "From {}. Wall time is from the end of one pass to the end of the next; waiting is for reads.",
             self.file
