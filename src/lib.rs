@@ -12,6 +12,7 @@
 //! - `replay` (feature `tools`): what other settings would have done to a trace.
 //! - `analyze` (feature `tools`): what the routing of a run looks like.
 //! - `ab` (feature `tools`): experiments on the device: plans, and what their logs tell apart.
+//! - `report` (feature `tools`): pages that show it.
 //!
 //! `model`, `cache`, `route` and `trace` know nothing of each other; `store` reads `model`'s expert table.
 
@@ -26,6 +27,8 @@ pub mod hook;
 pub mod model;
 #[cfg(feature = "tools")]
 pub mod replay;
+#[cfg(feature = "tools")]
+pub mod report;
 pub mod route;
 pub mod store;
 pub mod trace;

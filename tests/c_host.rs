@@ -88,10 +88,18 @@ fn model() -> Option<PathBuf> {
 }
 
 fn build_host(folder: &Path, flags: &[&str]) -> Result<PathBuf, String> {
-    let host = folder.join("host");
+    build(folder, "host", flags)
+}
+
+/// A program of tests/c.
+fn build(folder: &Path, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
+    let host = folder.join(name);
     let mut cc = compiler("CC", "cc");
     cc.args(["-std=c11", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic"]).args(flags);
-    cc.arg("-I").arg(root().join("include")).arg(root().join("tests/c/host.c")).arg(lean_library());
+    cc.arg("-I")
+        .arg(root().join("include"))
+        .arg(root().join("tests/c").join(name).with_extension("c"))
+        .arg(lean_library());
     cc.args(SYSTEM_LIBRARIES).arg("-o").arg(&host);
     let output = run(&mut cc);
     if output.status.success() { Ok(host) } else { Err(format!("{cc:?}\n{}", String::from_utf8_lossy(&output.stderr))) }
@@ -177,6 +185,80 @@ fn host_passes_its_checks_under_the_sanitisers() {
     }
     let host = build_host(&folder, &flags).unwrap_or_else(|error| panic!("{error}"));
     run_host(&host, &model, &folder);
+}
+
+/// An engine that knows nothing of experiments is experimented with: `hotset ab run` on tests/c/decode.c and a random model. Where nothing is
+/// dropped and nothing reranked, the bytes that it computed with are those of a plain run, wherever they lay.
+#[test]
+#[cfg(feature = "cli")]
+fn an_experiment_with_a_c_program() {
+    if let Some(reason) = foreign() {
+        println!("skipped: experiment with a C program: {reason}");
+        return;
+    }
+    let folder = scratch("experiment");
+    let engine = build(&folder, "decode", &["-O2"]).unwrap_or_else(|error| panic!("{error}"));
+    let model = folder.join("m.gguf");
+    let shape = hotset::model::tiny::TinyParams { layers: 3, experts: 24, k: 4, ..Default::default() };
+    hotset::model::tiny::write(&shape, &model, &mut |_| ()).unwrap();
+    let plan = |name: &str, cells: &str, carry: &str| {
+        let names: Vec<&str> = cells.split("\"name\": \"").skip(1).map(|c| c.split('"').next().unwrap()).collect();
+        // forward and back, twice
+        let order: Vec<usize> = (0..4)
+            .flat_map(|turn| (0..names.len()).map(move |i| (turn, i)))
+            .map(|(turn, i)| if turn % 2 == 0 { i } else { names.len() - 1 - i })
+            .collect();
+        let block = |(i, cell): (usize, &usize)| {
+            format!("{{\"cell\": \"{}\", \"from\": {}, \"tokens\": 30}}", names[*cell], 30 * i)
+        };
+        let blocks: Vec<String> = order.iter().enumerate().map(block).collect();
+        let text = format!(
+            "{{\"hotset_schedule\": 1, \"washout\": 4, \"carry\": \"{carry}\",\n\"cells\": [{cells}],\n\"blocks\": [{}]}}",
+            blocks.join(",\n")
+        );
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let hotset_ = |command: &mut Command| {
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HOTSET_")) {
+            command.env_remove(name);
+        }
+        succeed(command.env("HOTSET_SLOTS", "8").env("HOTSET_DENSE", "leave"))
+    };
+    let run = |plan: &Path, out: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hotset"));
+        command.args(["ab", "run", "--json", "--plan"]).arg(plan).arg("--out").arg(folder.join(out)).arg("--");
+        let text = hotset_(command.arg(&engine).arg(&model).arg("480"));
+        let analysis: serde_json::Value = serde_json::from_str(&text).unwrap();
+        (analysis, std::fs::read_to_string(folder.join(out).join("run-1.txt")).unwrap())
+    };
+    let plain = hotset_(Command::new(&engine).arg(&model).arg("480"));
+    assert!(plain.starts_with("480 tokens, sum "), "{plain}");
+
+    let places = r#"{"name": "8"}, {"name": "5", "slots": 5, "lanes": 1}, {"name": "mapped", "backing": "page-cache"}, {"name": "6 lanes", "lanes": 6}"#;
+    for carry in ["washout", "flush", "restore"] {
+        let (analysis, printed) = run(&plan("places.json", places, carry), carry);
+        assert_eq!(printed, plain, "{carry}");
+        let names: Vec<_> = analysis["cells"].as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["8", "5", "mapped", "6 lanes"]);
+        assert_eq!(analysis["comparisons"].as_array().unwrap().len(), 6);
+        assert!(analysis["cells"].as_array().unwrap().iter().all(|c| c["tokens"] == 4 * 26), "{analysis}");
+    }
+    let policies = r#"{"name": "off"}, {"name": "F 1", "drop": 1.0}, {"name": "lambda .3", "lambda": 0.3}, {"name": "both", "drop": 1.0, "lambda": 0.3}"#;
+    let (_, printed) = run(&plan("policies.json", policies, "washout"), "policies");
+    assert_ne!(printed, plain);
+    let log = std::fs::read_to_string(folder.join("policies/run-1.csv")).unwrap();
+    let mut lines = log.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let heading = lines.next().unwrap();
+    let column = |name: &str| heading.iter().position(|h| *h == name).unwrap();
+    let rows: Vec<_> = lines.collect();
+    let any = |cell: &str, name: &str| rows.iter().any(|r| r[column("cell")] == cell && r[column(name)] != "0");
+    for (cell, dropped, swapped) in
+        [("off", false, false), ("F 1", true, false), ("lambda .3", false, true), ("both", true, true)]
+    {
+        assert_eq!((any(cell, "dropped"), any(cell, "swapped")), (dropped, swapped), "{cell}");
+    }
 }
 
 /// The README's list of libraries is the whole of it: nothing undefined is left, and no more is linked than the system's own.

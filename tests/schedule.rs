@@ -3,6 +3,8 @@
 
 #[path = "common/hook.rs"]
 mod made;
+#[path = "common/program.rs"]
+mod program;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -213,6 +215,8 @@ fn a_scheduled_recording_replays_to_the_live_misses() {
         let replayed = recorded(&t, &s, Ranges::beside(&trace, &t).unwrap().as_ref()).unwrap();
         assert_eq!((&replayed.misses[..], replayed.tokens), (&live[..], 180), "{carry}");
         assert_eq!(replayed.inexact, Vec::<String>::new());
+        let said = program::ok(program::hotset().arg("replay").arg(&trace).args(["--as-recorded", "--json"]));
+        assert_eq!(serde_json::from_str::<Value>(&said).unwrap()["misses_per_layer"], json!(live));
         let empty = vec![vec![]; LAYERS];
         match carry {
             "washout" => assert_ne!(noted(&s, 25).1, &empty),

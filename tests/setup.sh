@@ -5,6 +5,8 @@
 # For: cc, c++   the C host of the tests, llama.cpp
 #      cmake     llama.cpp
 #      libclang  bindings made from C headers: llama.cpp's, and the test that compares hotset's own
+#      chromium  the tests that look at reports in a browser. Only Debian has it as a plain package: elsewhere, and where none
+#                is found, those tests say that they are skipped
 set -u
 
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -37,6 +39,12 @@ have_clang_headers() {
     have clang
 }
 
+have_browser() {
+    [ -n "${HOTSET_CHROMIUM:-}" ] || have chromium || have chromium-browser || have google-chrome || have google-chrome-stable
+}
+
+is_debian() { [ -r /etc/os-release ] && grep -qx 'ID=debian' /etc/os-release; }
+
 # the gaps, as words that each package manager translates
 gaps() {
     # on macOS cc is there without Apple's tools too, and then only offers to install them
@@ -45,6 +53,7 @@ gaps() {
     have cmake || echo cmake
     have_libclang && have_clang_headers || echo libclang
     have python3 || echo python3
+    if is_debian; then have_browser || echo chromium; fi
 }
 
 if ! have cargo; then

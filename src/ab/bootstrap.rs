@@ -33,7 +33,7 @@ impl Studentised {
         let mut draw = || {
             let (mut sum, mut squares) = (0.0, 0.0);
             for _ in 0..n {
-                let x = centred[rng.random_range(0..n)];
+                let x = centred[index(rng, n)];
                 sum += x;
                 squares += x * x;
             }
@@ -77,7 +77,7 @@ impl Studentised {
 const ENOUGH: f64 = 10.0;
 
 /// Means of a series resampled in blocks of successive values, the end joined to the beginning.
-pub struct Circular {
+struct Circular {
     /// Sums of the first 0, 1, 2 ... values, twice round.
     sums: Vec<f64>,
     n: usize,
@@ -85,7 +85,7 @@ pub struct Circular {
 }
 
 impl Circular {
-    pub fn new(series: &[f64], block: usize) -> Self {
+    fn new(series: &[f64], block: usize) -> Self {
         let n = series.len();
         let mut sums = vec![0.0; 1];
         let mut sum = 0.0;
@@ -97,10 +97,10 @@ impl Circular {
     }
 
     /// The mean of one resample of as many values; the last block is cut.
-    pub fn mean(&self, rng: &mut Pcg64Mcg) -> f64 {
+    fn mean(&self, rng: &mut Pcg64Mcg) -> f64 {
         let (mut sum, mut left) = (0.0, self.n);
         while left > 0 {
-            let (from, len) = (rng.random_range(0..self.n), self.block.min(left));
+            let (from, len) = (index(rng, self.n), self.block.min(left));
             sum += self.sums[from + len] - self.sums[from];
             left -= len;
         }
@@ -108,40 +108,59 @@ impl Circular {
     }
 }
 
-/// Half the width of the percentile interval of the series' mean.
-pub fn half_width(series: &[f64], block: usize, level: f64, resamples: usize, rng: &mut Pcg64Mcg) -> f64 {
-    let circular = Circular::new(series, block);
-    let mut means: Vec<f64> = (0..resamples).map(|_| circular.mean(rng)).collect();
-    let (low, high) = percentiles(&mut means, level);
-    (high - low) / 2.0
+/// The mean of a series, resampled in blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Means {
+    pub mean: f64,
+    /// In the order in which they were drawn.
+    resampled: Vec<f64>,
+}
+
+impl Means {
+    /// Of a series that is not empty.
+    pub fn of(series: &[f64], block: usize, resamples: usize, rng: &mut Pcg64Mcg) -> Self {
+        let circular = Circular::new(series, block);
+        let mean = circular.sums[circular.n] / circular.n as f64;
+        Self { mean, resampled: (0..resamples).map(|_| circular.mean(rng)).collect() }
+    }
+
+    /// Half the width of the percentile interval.
+    pub fn half_width(&self, level: f64) -> f64 {
+        let (low, high) = percentiles(&mut self.resampled.clone(), level);
+        (high - low) / 2.0
+    }
 }
 
 /// The mean of a series, resampled in blocks as long as its values depend on each other ([`Dependence`]), with the percentile interval; p by a
 /// normal tail of the resamples' spread, 1 where all values are equal to 0. For differences of what was measured in pairs.
 pub fn mean(series: &[f64], level: f64, resamples: usize, seed: u64) -> Interval {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
-    let circular = Circular::new(series, Dependence::of(series).block);
-    let estimate = series.iter().sum::<f64>() / series.len() as f64;
-    let mut means: Vec<f64> = (0..resamples).map(|_| circular.mean(&mut rng)).collect();
-    let sd = (means.iter().map(|x| (x - estimate).powi(2)).sum::<f64>() / resamples as f64).sqrt();
+    let Means { mean: estimate, mut resampled } = Means::of(series, Dependence::of(series).block, resamples, &mut rng);
+    let sd = (resampled.iter().map(|x| (x - estimate).powi(2)).sum::<f64>() / resamples as f64).sqrt();
     let p = if estimate == 0.0 { 1.0 } else { two_sided(estimate / sd) };
-    let (low, high) = percentiles(&mut means, level);
+    let (low, high) = percentiles(&mut resampled, level);
     Interval { estimate, low, high, p }
 }
 
-/// ln(mean of b / mean of a), both resampled in blocks of their own.
-pub fn log_ratio_of_means(a: &Circular, b: &Circular, level: f64, resamples: usize, rng: &mut Pcg64Mcg) -> Interval {
-    let estimate = (b.sums[b.n] / b.n as f64 / (a.sums[a.n] / a.n as f64)).ln();
-    let mut all: Vec<f64> = (0..resamples).map(|_| (b.mean(rng) / a.mean(rng)).ln()).collect();
-    let as_far = all.iter().filter(|x| (*x - estimate).abs() >= estimate.abs()).count();
-    let mut p = (as_far + 1) as f64 / (resamples + 1) as f64;
-    if (as_far as f64) < ENOUGH {
+/// ln(mean of b / mean of a), both resampled independently.
+pub fn log_ratio_of_means(a: &Means, b: &Means, level: f64) -> Interval {
+    let estimate = (b.mean / a.mean).ln();
+    let mut all: Vec<f64> = b.resampled.iter().zip(&a.resampled).map(|(b, a)| (b / a).ln()).collect();
+    let n = all.len() as f64;
+    let as_far = all.iter().filter(|x| (*x - estimate).abs() >= estimate.abs()).count() as f64;
+    let mut p = (as_far + 1.0) / (n + 1.0);
+    if as_far < ENOUGH {
         // beyond the resamples: a normal tail of their spread
-        let sd = (all.iter().map(|x| (x - estimate).powi(2)).sum::<f64>() / resamples as f64).sqrt();
+        let sd = (all.iter().map(|x| (x - estimate).powi(2)).sum::<f64>() / n).sqrt();
         p = p.min(two_sided(estimate / sd).max(f64::MIN_POSITIVE));
     }
     let (low, high) = percentiles(&mut all, level);
     Interval { estimate, low, high, p }
+}
+
+/// One of 0 .. n, n < 2^32: by multiplication, off by less than n / 2^32.
+fn index(rng: &mut Pcg64Mcg, n: usize) -> usize {
+    ((u64::from(rng.random::<u32>()) * n as u64) >> 32) as usize
 }
 
 /// The chance of a normal deviate at least as far from 0.
@@ -213,12 +232,14 @@ mod tests {
     #[test]
     fn circular_blocks() {
         let mut rng = Pcg64Mcg::seed_from_u64(2);
+        let mut half_width =
+            |series: &[f64], block, resamples| Means::of(series, block, resamples, &mut rng).half_width(0.95);
         let series: Vec<f64> = (0..400).map(|i| f64::from(i % 10)).collect();
-        assert!(half_width(&series, 400, 0.95, 200, &mut rng) < 1e-9);
-        let independent = half_width(&series, 1, 0.95, 4000, &mut rng);
+        assert!(half_width(&series, 400, 200) < 1e-9);
+        let independent = half_width(&series, 1, 4000);
         let wanted = 1.96 * (8.25_f64 / 400.0).sqrt();
         assert!((independent / wanted - 1.0).abs() < 0.05, "{independent} {wanted}");
         // what goes up and down within ten values hardly moves the mean of blocks of ten
-        assert!(half_width(&series, 10, 0.95, 1000, &mut rng) < 1e-9);
+        assert!(half_width(&series, 10, 1000) < 1e-9);
     }
 }

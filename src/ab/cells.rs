@@ -1,11 +1,12 @@
 //! What each cell's tokens were like, by themselves.
 
+use rand_pcg::Pcg64Mcg;
+
 use super::blocks::Run;
-use super::bootstrap::{half_width, quantile};
+use super::bootstrap::{Means, quantile};
 use super::log::{COUNTS, Row};
 use super::politis_white::Dependence;
-
-use rand_pcg::Pcg64Mcg;
+use super::verdict::z;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
@@ -25,6 +26,8 @@ pub struct Cell {
     pub counts: [f64; COUNTS.len()],
     /// Of the passes that say so.
     pub compute_ms: Option<f64>,
+    /// Of the time per token, resampled in blocks of `dependence.block`.
+    pub(super) means: Means,
 }
 
 impl Cell {
@@ -54,10 +57,10 @@ pub fn cell(name: &str, rows: &[&Row], level: f64, resamples: usize, rng: &mut P
     }
     let mut counts = [0.0; COUNTS.len()];
     for row in rows {
-        counts.iter_mut().zip(row.counts).for_each(|(sum, n)| *sum += n / tokens as f64);
+        counts.iter_mut().zip(row.counts).for_each(|(sum, n)| *sum += n);
     }
     let dependence = Dependence::of(&times);
-    let mut half = |block| half_width(&times, block, level, resamples, rng);
+    let means = Means::of(&times, dependence.block, resamples, rng);
     let compute: Option<f64> = rows.iter().map(|r| r.compute_ns).sum();
     Some(Cell {
         name: name.to_owned(),
@@ -66,10 +69,11 @@ pub fn cell(name: &str, rows: &[&Row], level: f64, resamples: usize, rng: &mut P
         p50_ms: quantile(&ascending, 0.5),
         p95_ms: quantile(&ascending, 0.95),
         p99_ms: quantile(&ascending, 0.99),
-        independent_half_ms: half(1),
-        block_half_ms: half(dependence.block),
+        independent_half_ms: z(0.5 + level / 2.0) * (dependence.variance / times.len() as f64).sqrt(),
+        block_half_ms: means.half_width(level),
         dependence,
-        counts,
+        counts: counts.map(|sum| sum / tokens as f64),
         compute_ms: compute.map(|ns| ns / 1e6 / tokens as f64),
+        means,
     })
 }

@@ -34,8 +34,8 @@ use rand_pcg::Pcg64Mcg;
 
 use crate::error::{Result, err};
 use crate::hook::schedule::Schedule;
-use blocks::{Block, Run};
-use bootstrap::{Circular, Interval, log_ratio_of_means};
+use blocks::Block;
+use bootstrap::{Interval, log_ratio_of_means};
 use cells::Cell;
 use paired::Paired;
 use permutation::Randomisation;
@@ -157,7 +157,7 @@ pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis>
     let design = session.design;
     let mut cells = Vec::new();
     let mut of_name = Vec::new(); // index in the session, of each cell that was measured
-    for (i, name) in session.cells.iter().enumerate() {
+    for (i, name) in as_planned(&session.cells, options.plan.as_ref()) {
         let rows = cells::measured(&runs, i);
         if let Some(cell) = cells::cell(name, &rows, options.level, options.resamples, &mut rng) {
             cells.push(cell);
@@ -171,7 +171,7 @@ pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis>
     let mut comparisons = Vec::new();
     for (a, b) in which(&cells, options.baseline.as_deref())? {
         let of = (of_name[a], of_name[b]);
-        comparisons.push(compare(&cells, (a, b), of, &runs, &blocks, options, &mut rng));
+        comparisons.push(compare(&cells, (a, b), of, &blocks, options, &mut rng));
     }
     decide(&mut comparisons, &cells, options, look, design, early);
     // blocks count cells as the analysis does
@@ -196,6 +196,15 @@ pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis>
     Ok(analysis)
 }
 
+/// The cells, with their numbers: in the plan's order, else as they first appear.
+fn as_planned<'a>(names: &'a [String], plan: Option<&Schedule>) -> Vec<(usize, &'a String)> {
+    let mut cells: Vec<(usize, &String)> = names.iter().enumerate().collect();
+    if let Some(plan) = plan {
+        cells.sort_by_key(|(_, name)| plan.cells.iter().position(|c| c.name == **name).unwrap_or(usize::MAX));
+    }
+    cells
+}
+
 /// The pairs of cells that are asked about.
 fn which(cells: &[Cell], baseline: Option<&str>) -> Result<Vec<(usize, usize)>> {
     let n = cells.len();
@@ -212,16 +221,11 @@ fn compare(
     cells: &[Cell],
     (a, b): (usize, usize),
     of: (usize, usize),
-    runs: &[Run],
     blocks: &[Block],
     options: &Options,
     rng: &mut Pcg64Mcg,
 ) -> Comparison {
-    let circular = |cell: usize, of: usize| {
-        let times = cells::times_ms(&cells::measured(runs, of));
-        Circular::new(&times, cells[cell].dependence.block)
-    };
-    let tokens = log_ratio_of_means(&circular(a, of.0), &circular(b, of.1), options.level, options.resamples, rng);
+    let tokens = log_ratio_of_means(&cells[a].means, &cells[b].means, options.level);
     let pairs = blocks::pairs(blocks, of.0, of.1);
     let settings = |name: &str| {
         let cell = options.plan.as_ref()?.cells.iter().find(|c| c.name == name)?;

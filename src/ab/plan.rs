@@ -12,7 +12,7 @@ use super::drift::{left_over, saturating};
 use super::log::{HITS, Log, MISSES};
 use super::paired::LEAST_PAIRS;
 use super::politis_white::Dependence;
-use super::{order, verdict};
+use super::{order, sequential, verdict};
 use crate::error::{Result, err};
 use crate::hook::schedule::{Block, Carry, Cell, MAX_CELLS, Schedule};
 
@@ -168,11 +168,14 @@ pub fn plan(wanted: &Wanted) -> Result<Planned> {
         blocks,
         ab: ab.as_object().cloned().unwrap_or_default(),
     };
+    // what the hook would refuse is refused here
+    Schedule::parse(schedule.to_json().as_bytes()).map_err(|e| err!(Argument, "no schedule: {}", e.detail))?;
+    let level = sequential::look(wanted.alpha / pairs_of_cells, wanted.looks, wanted.looks).level;
     Ok(Planned {
         unit_blocks: order.unit_blocks,
         lots: order.cells.len() / order.unit_blocks,
         measured_tokens,
-        detectable: verdict::detectable(error, wanted.alpha / pairs_of_cells).exp() - 1.0,
+        detectable: verdict::detectable(error, level).exp() - 1.0,
         drift_left: 0.25 * drift_left,
         schedule,
     })
@@ -217,7 +220,8 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_refused_with_numbers() {
-        let cases: [(Wanted, &str); 7] = [
+        let cases: [(Wanted, &str); 8] = [
+            (wanted(&["A", "B\""], 10_000), "no schedule: line"),
             (wanted(&["A"], 10_000), "1 cells: 2 to 256 wanted"),
             (wanted(&["A", "A"], 10_000), "two cells are named \"A\""),
             (

@@ -78,6 +78,7 @@ pub fn words(verdict: Verdict, a: &str, b: &str, interval: Option<&Interval>) ->
 /// Two digits, or the whole number.
 pub fn digits(x: f64) -> String {
     match x.abs() {
+        0.0 => "0".to_owned(),
         x if x < 0.95 => format!("{x:.2}"),
         x if x < 9.95 => format!("{x:.1}"),
         x => format!("{x:.0}"),

@@ -12,6 +12,6 @@ pub mod window;
 
 pub use popularity::Popularity;
 pub use predict::{Overlap, Predicted, Predictor};
-pub use reuse::Reuse;
+pub use reuse::{Reuse, hit_curve};
 pub use weights::{DeltaShare, WeightEntropy};
 pub use window::working_set;

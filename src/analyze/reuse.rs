@@ -78,3 +78,15 @@ impl Reuse {
         hits.iter().position(|&n| n as f64 >= wanted).filter(|_| total > 0).map(|slots| slots - 1)
     }
 }
+
+/// Share of the decode picks of all layers that hit in LRU order, by slots of each layer from 0 on; None without decode picks.
+pub fn hit_curve<'a>(layers: impl IntoIterator<Item = &'a Reuse>) -> Option<Vec<f64>> {
+    let (mut hits, mut picks) = (Vec::new(), 0);
+    for layer in layers {
+        let of_layer = layer.hits(Phase::Decode);
+        hits.resize(of_layer.len().max(hits.len()), 0);
+        hits.iter_mut().zip(of_layer).for_each(|(sum, n): (&mut u64, u64)| *sum += n);
+        picks += layer.picks(Phase::Decode);
+    }
+    (picks > 0).then(|| hits.iter().map(|&n| n as f64 / picks as f64).collect())
+}

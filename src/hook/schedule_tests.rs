@@ -153,3 +153,38 @@ fn what_the_model_cannot_do_is_refused_with_the_line() {
     let e = refused(&plan, 24, 4, false);
     assert!(e.detail.ends_with("the model was opened with the page-cache backing"), "{e}");
 }
+
+mod damaged {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A sound text with bytes put in, taken out or changed: an error that names one of its lines, or a schedule that is the same after
+        /// writing and reading it again.
+        #[test]
+        fn texts_are_refused_by_line_or_read(
+            edits in prop::collection::vec((0..SOUND.len(), 0..3u8, prop::sample::select(&b"{}[]\",:\\\n 0-19eE.nulltruef\xff\0"[..])), 1..6),
+        ) {
+            let mut text = SOUND.as_bytes().to_vec();
+            for (at, what, byte) in edits {
+                let at = at.min(text.len() - 1);
+                match what {
+                    0 => text[at] = byte,
+                    1 => text.insert(at, byte),
+                    _ => drop(text.remove(at)),
+                }
+            }
+            match Schedule::parse(&text) {
+                Err(e) => {
+                    let line = e.detail.strip_prefix("line ").and_then(|d| d.split(':').next()?.parse::<usize>().ok());
+                    let lines = 1 + text.iter().filter(|&&b| b == b'\n').count();
+                    prop_assert!(line.is_some_and(|n| (1..=lines).contains(&n)), "{}", e);
+                }
+                Ok(s) => {
+                    let written = s.to_json();
+                    prop_assert_eq!(Schedule::parse(written.as_bytes()).unwrap().to_json(), written);
+                }
+            }
+        }
+    }
+}

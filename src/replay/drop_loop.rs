@@ -107,9 +107,40 @@ impl Unchanged {
     }
 }
 
+/// What became of an expert that a token chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Hit,
+    Miss,
+    Dropped,
+    /// The slots did not hold its pass.
+    PassedThrough,
+}
+
+/// A token in a layer, as the loop ran it.
+#[derive(Clone, Copy, Debug)]
+pub struct RanRow<'a> {
+    pub layer: usize,
+    /// Of the layer, in [`Routed`].
+    pub row: usize,
+    pub phase: Phase,
+    /// What was chosen, in the order in which it was.
+    pub picks: &'a [(u16, Fate)],
+}
+
 /// Replays a run under `settings`; beside it, what each of `thresholds` would have dropped and changed nothing.
 /// `Argument` where the settings cannot be.
 pub fn drop_loop(routed: &Routed, settings: &DropSettings, thresholds: &[f64]) -> Result<(DropLoop, Vec<Unchanged>)> {
+    drop_loop_by_row(routed, settings, thresholds, &mut |_| ())
+}
+
+/// The same, and every row (of both phases, the warm-up too) is shown to `ran`: layer by layer, in the order in which they ran.
+pub fn drop_loop_by_row(
+    routed: &Routed,
+    settings: &DropSettings,
+    thresholds: &[f64],
+    ran: &mut dyn FnMut(RanRow<'_>),
+) -> Result<(DropLoop, Vec<Unchanged>)> {
     settings.check(routed, thresholds)?;
     let unchanged = thresholds.iter().map(|&threshold| Unchanged { threshold, ..Unchanged::default() }).collect();
     let n = routed.n_experts;
@@ -131,6 +162,7 @@ pub fn drop_loop(routed: &Routed, settings: &DropSettings, thresholds: &[f64]) -
         wide: Vec::new(),
         reads: thresholds.iter().map(|_| PassReads::default()).collect(),
         unchanged,
+        picks: Vec::with_capacity(k),
         all: DropLoop::default(),
     };
     for layer in 0..routed.layers.len() {
@@ -141,7 +173,7 @@ pub fn drop_loop(routed: &Routed, settings: &DropSettings, thresholds: &[f64]) -
             run.cache.restore(&routed.layers[layer].resident);
         }
         for pass in &routed.layers[layer].passes {
-            run.pass(pass).map_err(|e| err!(Format, "layer {layer}: {e}"))?;
+            run.pass(pass, ran).map_err(|e| err!(Format, "layer {layer}: {e}"))?;
         }
         run.all.misses_per_layer.push(run.all.misses - misses);
         run.all.dropped_per_layer.push(run.all.dropped - dropped);
@@ -177,7 +209,9 @@ impl DropSettings {
                 "{phase}: the run has {tokens} tokens of it and the warm-up takes {warmup}: nothing is left to count"
             ));
         }
-        routed.check_weights()
+        // Without dropping, reranking and leaving out nothing is weighed: hits and misses are known of ids alone.
+        let weighs = thresholds.iter().chain([&self.threshold]).any(|f| *f > 0.0);
+        if weighs || moce.lambda > 0.0 || k < routed.k { routed.check_weights() } else { Ok(()) }
     }
 }
 
@@ -201,11 +235,12 @@ struct Loop<'a> {
     wide: Vec<f32>,
     reads: Vec<PassReads>,
     unchanged: Vec<Unchanged>,
+    picks: Vec<(u16, Fate)>,
     all: DropLoop,
 }
 
 impl Loop<'_> {
-    fn pass(&mut self, pass: &RoutedPass) -> Result<()> {
+    fn pass(&mut self, pass: &RoutedPass, ran: &mut dyn FnMut(RanRow<'_>)) -> Result<()> {
         let takes_part = pass.phase == self.settings.phase;
         let (routed, layer, k) = (self.routed, self.layer, self.settings.k);
         self.ranks.clear();
@@ -220,10 +255,17 @@ impl Loop<'_> {
         let expert = |(i, &rank): (usize, &i32)| routed.row(layer, pass.rows.start + i / k).ids[rank as usize];
         if !self.cache.begin_batch(self.ranks.iter().enumerate().map(expert)) {
             self.all.pass_through_rows += (0..pass.rows.len()).filter(|&i| counted(i)).count() as u64;
+            for (ranks, row) in self.ranks.chunks_exact(k).zip(pass.rows.clone()) {
+                let ids = routed.row(layer, row).ids;
+                self.picks.clear();
+                self.picks.extend(ranks.iter().map(|&rank| (ids[rank as usize], Fate::PassedThrough)));
+                ran(RanRow { layer, row, phase: pass.phase, picks: &self.picks });
+            }
             return Ok(());
         }
         for (i, row) in pass.rows.clone().enumerate() {
             self.place(row, i, takes_part, counted(i))?;
+            ran(RanRow { layer, row, phase: pass.phase, picks: &self.picks });
         }
         self.cache.end_batch();
         for (reads, unchanged) in self.reads.iter_mut().zip(&mut self.unchanged) {
@@ -306,15 +348,22 @@ impl Loop<'_> {
                 all.lost += 1.0 - (1.0 - cut) * (1.0 - mass_swapped) * (1.0 - seen.mass_lost);
             }
         }
-        for i in (0..k).filter(|&i| !self.dropped[i]) {
-            match cache.place(expert(i)) {
-                Ok(Placed::Hit { .. }) => all.hits += u64::from(counted),
-                Ok(Placed::Miss { .. }) if counted => {
-                    all.misses += 1;
-                    all.bytes = all.bytes.saturating_add(bytes);
+        self.picks.clear();
+        for i in 0..k {
+            let fate = if self.dropped[i] {
+                Fate::Dropped
+            } else {
+                match cache.place(expert(i)) {
+                    Ok(Placed::Hit { .. }) => Fate::Hit,
+                    Ok(Placed::Miss { .. }) => Fate::Miss,
+                    Err(_) => return Err(err!(Internal, "row {token}: no slot for expert {}", expert(i))),
                 }
-                Ok(Placed::Miss { .. }) => {}
-                Err(_) => return Err(err!(Internal, "row {token}: no slot for expert {}", expert(i))),
+            };
+            self.picks.push((expert(i), fate));
+            all.hits += u64::from(counted && fate == Fate::Hit);
+            if counted && fate == Fate::Miss {
+                all.misses += 1;
+                all.bytes = all.bytes.saturating_add(bytes);
             }
         }
         if settings.policy.needs_candidates() {
@@ -324,22 +373,5 @@ impl Loop<'_> {
         }
         cache.end_token();
         Ok(())
-    }
-}
-
-/// Which of some results, (bytes read, mass lost), are on the front: no other one reads no more and loses no more, unless it is the same.
-/// So at equal mass the front reads least, and at equal reads it loses least.
-pub fn front(results: &[(u64, f64)]) -> Vec<bool> {
-    let beaten =
-        |&(bytes, mass): &(u64, f64)| results.iter().any(|&(b, m)| b <= bytes && m <= mass && (b < bytes || m < mass));
-    results.iter().map(|result| !beaten(result)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_front_is_what_nothing_beats() {
-        let results = [(100, 0.0), (80, 0.1), (80, 0.2), (90, 0.1), (50, 0.5), (50, 0.5), (120, 0.0)];
-        assert_eq!(super::front(&results), [true, true, false, false, true, true, false]);
     }
 }

@@ -10,6 +10,7 @@
 //! reranking leaves alone too: a saturated score among the top k, or all candidates equal (see [`crate::route::Moce::bonus`]).
 
 pub mod column;
+pub mod drop_front;
 pub mod drop_loop;
 pub mod drop_static;
 pub mod estimate;
@@ -23,13 +24,14 @@ pub mod routed;
 pub mod sweep;
 
 pub use column::Column;
-pub use drop_loop::{DropLoop, DropSettings, Unchanged, drop_loop};
+pub use drop_front::{DropRow, Limit};
+pub use drop_loop::{DropLoop, DropSettings, Fate, RanRow, Unchanged, drop_loop, drop_loop_by_row};
 pub use drop_static::{Rule, Static, drop_static};
 pub use estimate::Estimate;
 pub use global::{GlobalPolicy, GlobalResult, Scope};
 pub use keep_map::KeepMap;
 pub use layer::{LayerReplay, LayerResult};
-pub use observed::{Observed, observed};
+pub use observed::{Observed, PassTime, observed, observed_passes};
 pub use ranges::Ranges;
 pub use recorded::{Recorded, recorded};
 pub use routed::{Routed, Weights};

@@ -29,9 +29,37 @@ pub struct Observed {
     pub mass_swapped: f64,
 }
 
-/// Reads a metrics log. `Format`, with the line, where a field that is wanted is missing or no such number. Other fields are ignored.
+/// How long a pass took, as far as its line says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassTime {
+    /// From the end of the pass before this one to the end of this one.
+    pub wall_ns: Option<u64>,
+    /// From the pass's first call to its last.
+    pub pass_ns: Option<u64>,
+    /// Spent waiting for reads.
+    pub wait_ns: Option<u64>,
+}
+
+/// Reads a metrics log and sums it up. `Format`, with line and column, where a field that is wanted is missing or no such number. Other
+/// fields are ignored.
 pub fn observed(input: &mut (impl BufRead + Seek)) -> Result<Vec<Observed>> {
     let mut all: Vec<Observed> = Vec::new();
+    observed_passes(input, |one, _| {
+        let same = |a: &&mut Observed| {
+            (a.phase, a.slots, a.lambda.to_bits(), a.drop.to_bits())
+                == (one.phase, one.slots, one.lambda.to_bits(), one.drop.to_bits())
+        };
+        match all.iter_mut().find(same) {
+            Some(sum) => sum.add(&one),
+            None => all.push(one),
+        }
+    })?;
+    Ok(all)
+}
+
+/// The same, pass by pass.
+pub fn observed_passes(input: &mut (impl BufRead + Seek), mut take: impl FnMut(Observed, PassTime)) -> Result<()> {
+    let mut passes = 0u64;
     let mut heading: Option<Vec<String>> = None;
     let mut lines = Lines::new(input)?;
     while let Some((number, line)) = lines.next()? {
@@ -49,38 +77,40 @@ pub fn observed(input: &mut (impl BufRead + Seek)) -> Result<Vec<Observed>> {
             };
             of_csv(number, names, text)?
         };
-        let one = Line { number, fields }.read()?;
-        let same = |a: &&mut Observed| {
-            (a.phase, a.slots, a.lambda.to_bits(), a.drop.to_bits())
-                == (one.phase, one.slots, one.lambda.to_bits(), one.drop.to_bits())
-        };
-        match all.iter_mut().find(same) {
-            Some(sum) => sum.add(&one),
-            None => all.push(one),
-        }
+        let line = Line { number, text, names: heading.as_deref(), fields };
+        take(line.read()?, line.time()?);
+        passes += 1;
     }
-    if all.is_empty() {
+    if passes == 0 {
         return Err(err!(Format, "the metrics log has no passes"));
     }
-    Ok(all)
+    Ok(())
 }
 
 fn of_csv(number: u64, names: &[String], text: &str) -> Result<Map<String, Value>> {
     let n = text.split(',').count();
     if n != names.len() {
-        return Err(err!(Format, "line {number}: {} fields wanted, as in the heading, {n} found", names.len()));
+        let wanted = names.len();
+        let column = if n > wanted { text.split(',').take(wanted).map(|f| f.len() + 1).sum() } else { text.len() } + 1;
+        return Err(err!(
+            Format,
+            "line {number}, column {column}: {wanted} fields wanted, as in the heading, {n} found"
+        ));
     }
     let value = |field: &str| serde_json::from_str(field).unwrap_or_else(|_| Value::from(field));
     Ok(names.iter().cloned().zip(text.split(',').map(value)).collect())
 }
 
 /// A pass.
-struct Line {
+struct Line<'a> {
     number: u64,
+    text: &'a str,
+    /// Of the columns, if it is CSV.
+    names: Option<&'a [String]>,
     fields: Map<String, Value>,
 }
 
-impl Line {
+impl Line<'_> {
     fn read(&self) -> Result<Observed> {
         let name = self.get("phase")?.as_str().unwrap_or_default();
         let phase = Phase::from_name(name).ok_or_else(|| self.wrong("phase", "\"decode\" or \"prefill\""))?;
@@ -101,8 +131,33 @@ impl Line {
         })
     }
 
+    fn time(&self) -> Result<PassTime> {
+        let of = |name: &str| match self.fields.get(name) {
+            // CSV leaves out what JSON calls null.
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(empty)) if empty.is_empty() => Ok(None),
+            Some(_) => self.whole(name).map(Some),
+        };
+        Ok(PassTime { wall_ns: of("wall_ns")?, pass_ns: of("pass_ns")?, wait_ns: of("wait_ns")? })
+    }
+
     fn get(&self, name: &str) -> Result<&Value> {
-        self.fields.get(name).ok_or_else(|| err!(Format, "line {}: no {name}", self.number))
+        self.fields.get(name).ok_or_else(|| {
+            let (line, column) = (self.number, self.text.len() + 1);
+            err!(Format, "line {line}, column {column}: no {name}")
+        })
+    }
+
+    /// Where a field lies, from 1, in bytes.
+    fn column(&self, name: &str) -> usize {
+        let before = match self.names {
+            Some(names) => {
+                let fields = names.iter().zip(self.text.split(',')).take_while(|(n, _)| *n != name);
+                Some(fields.map(|(_, field)| field.len() + 1).sum())
+            }
+            None => self.text.find(&format!("\"{name}\"")),
+        };
+        before.unwrap_or(0) + 1
     }
 
     fn whole(&self, name: &str) -> Result<u64> {
@@ -117,7 +172,8 @@ impl Line {
     fn wrong(&self, name: &str, wanted: &str) -> crate::Error {
         let found =
             self.fields.get(name).map(|v| v.to_string().chars().take(40).collect::<String>()).unwrap_or_default();
-        err!(Format, "line {}: {name}: {wanted} wanted, {found} found", self.number)
+        let (line, column) = (self.number, self.column(name));
+        err!(Format, "line {line}, column {column}: {name}: {wanted} wanted, {found} found")
     }
 }
 

@@ -6,7 +6,9 @@ use std::io::{BufReader, Cursor};
 use half::f16;
 use hotset::hook::{Adjacent, Batch, Config, Hook};
 use hotset::model::tiny::{self, TinyParams};
-use hotset::replay::{DropSettings, Replay, Routed, Rule, Settings, Weights, drop_loop, drop_static, observed};
+use hotset::replay::{
+    DropSettings, Replay, Routed, Rule, Settings, Weights, drop_loop, drop_loop_by_row, drop_static, observed,
+};
 use hotset::route::{Drop, Moce, ScoreSpace, gate};
 use hotset::store::Dense;
 use hotset::trace::{Header, Phase, Sidecar, Trace, q4rt};
@@ -226,4 +228,27 @@ proptest! {
         prop_assert!(with.avoided(&without) >= 0.0, "{:?} {:?}", with, without);
         prop_assert!((0.0..1.0).contains(&with.mass_lost()));
     }
+}
+
+/// Row by row the loop shows what it adds up.
+#[test]
+fn rows_add_up() {
+    let mut csv = HEADING.to_owned();
+    for step in 0..60 {
+        for (slot, (expert, weight)) in [(step % 5, 0.5), (5 + step % 4, 0.3), (9 + step % 3, 0.2)].iter().enumerate() {
+            csv += &format!("0,1,{step},0,{slot},{expert},{weight},0,100\n");
+        }
+    }
+    let routed = Routed::from_csv(&mut std::io::Cursor::new(csv)).unwrap();
+    let settings = DropSettings { capacity: 6, k: 3, threshold: 0.8, ..DropSettings::default() };
+    let (mut fates, mut rows) = ([0u64; 4], Vec::new());
+    let (all, _) = drop_loop_by_row(&routed, &settings, &[], &mut |ran| {
+        ran.picks.iter().for_each(|(_, fate)| fates[*fate as usize] += 1);
+        rows.push((ran.layer, ran.row, ran.phase));
+    })
+    .unwrap();
+    assert_eq!(all, drop_loop(&routed, &settings, &[]).unwrap().0);
+    assert_eq!(fates, [all.hits, all.misses, all.dropped, 0]);
+    assert!(all.hits > 0 && all.misses > 0 && all.dropped > 0);
+    assert_eq!(rows, (0..60).map(|row| (0, row, Phase::Decode)).collect::<Vec<_>>());
 }

@@ -124,11 +124,12 @@ fn cells(args: &Quality, folder: &Path) -> Result<(PathBuf, Vec<Cell>)> {
             (path.clone(), plan["cells"].as_array().cloned().unwrap_or_default())
         }
         None => {
-            let or_0 = |list: &[f64]| if list.is_empty() { vec![0.0] } else { list.to_vec() };
-            let (drops, lambdas) = (or_0(&args.drops), or_0(&args.lambdas));
-            let pairs = drops.iter().flat_map(|f| lambdas.iter().map(move |l| (f, l)));
-            let cells: Vec<Value> =
-                pairs.map(|(f, l)| json!({ "name": format!("F {f} lambda {l}"), "drop": f, "lambda": l })).collect();
+            // As `hotset ab plan` names and orders them; what is not listed stays as it was set.
+            let all =
+                |list: &[f64]| if list.is_empty() { vec![None] } else { list.iter().copied().map(Some).collect() };
+            let (drops, lambdas) = (all(&args.drops), all(&args.lambdas));
+            let pairs = lambdas.iter().flat_map(|l| drops.iter().map(move |f| (*f, *l)));
+            let cells: Vec<Value> = pairs.map(|(drop, lambda)| listed(drop, lambda)).collect();
             (write("cells.json", &cells)?, cells)
         }
     };
@@ -138,6 +139,18 @@ fn cells(args: &Quality, folder: &Path) -> Result<(PathBuf, Vec<Cell>)> {
     };
     let cells = cells.iter().enumerate().map(alone).collect::<Result<_>>()?;
     Ok((all, cells))
+}
+
+/// A cell of the lists.
+fn listed(drop: Option<f64>, lambda: Option<f64>) -> Value {
+    let names = [drop.map(|f| format!("F{f}")), lambda.map(|l| format!("L{l}"))];
+    let mut cell = json!({ "name": names.into_iter().flatten().collect::<Vec<_>>().join(" ") });
+    for (key, value) in [("drop", drop), ("lambda", lambda)] {
+        if let Some(value) = value {
+            cell[key] = json!(value);
+        }
+    }
+    cell
 }
 
 struct Reference {

@@ -6,6 +6,7 @@ mod common;
 mod replay;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::{json, model, number, output};
 use hotset::trace::{Sidecar, Trace};
@@ -150,7 +151,7 @@ fn settings_that_are_off_cost_nothing_and_others_are_seen() {
     let resident = json(&model(), &["perplexity", "-f", file.to_str().unwrap(), "--bytes", "700"], "--no-hook");
     assert_eq!((&run["quality"], &run["tokens"]), (&json!(1), &resident["tokens"]));
     assert_eq!(run["reference"]["perplexity"], resident["perplexity"]);
-    let off = cell(&run, "F 0 lambda 0");
+    let off = cell(&run, "F0 L0");
     assert_eq!(off["perplexity"], resident["perplexity"]);
     for (key, wanted) in [
         ("ratio", 1.0),
@@ -168,9 +169,7 @@ fn settings_that_are_off_cost_nothing_and_others_are_seen() {
         assert_eq!(off[key].as_f64(), Some(wanted), "{key}");
     }
     let number = |name: &str, key: &str| cell(&run, name)[key].as_f64().unwrap();
-    for (name, drops, swaps) in
-        [("F 1 lambda 0", true, false), ("F 0 lambda 0.4", false, true), ("F 1 lambda 0.4", true, true)]
-    {
+    for (name, drops, swaps) in [("F1 L0", true, false), ("F0 L0.4", false, true), ("F1 L0.4", true, true)] {
         assert!(number(name, "kl_mean") > 1e-4 && number(name, "kl_p99") > number(name, "kl_mean"), "{name}");
         assert_eq!((number(name, "drop_rate") > 0.0, number(name, "swap_rate") > 0.0), (drops, swaps), "{name}");
         assert!(
@@ -183,13 +182,13 @@ fn settings_that_are_off_cost_nothing_and_others_are_seen() {
     }
     // each cell is as the same setting by itself, and as a run of the other subcommand
     let alone = quality("--slots 8 --drops 1 --lambdas 0.4 --keep 0");
-    assert_eq!(cell(&alone, "F 1 lambda 0.4"), cell(&run, "F 1 lambda 0.4"), "and from a temporary file");
+    assert_eq!(cell(&alone, "F1 L0.4"), cell(&run, "F1 L0.4"), "and from a temporary file");
     let plain = json(
         &model(),
         &["perplexity", "-f", file.to_str().unwrap(), "--bytes", "700"],
         "--slots 8 --drop 1 --lambda 0.4",
     );
-    assert_eq!(cell(&alone, "F 1 lambda 0.4")["perplexity"], plain["perplexity"]);
+    assert_eq!(cell(&alone, "F1 L0.4")["perplexity"], plain["perplexity"]);
 }
 
 #[test]
@@ -218,4 +217,83 @@ fn the_cells_of_a_plan_keep_their_names() {
         assert_eq!(out.status.code(), Some(code), "{flags}: {message}");
         assert!(message.contains(says), "{flags}: {message}");
     }
+}
+
+/// The command line, built beside this program with the same flags.
+fn hotset() -> Command {
+    let profile = Path::new(env!("CARGO_BIN_EXE_hotset-llama")).parent().unwrap();
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "--package", "hotset", "--bin", "hotset", "--target-dir"])
+        .arg(profile.parent().unwrap())
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let mut command = Command::new(profile.join("hotset"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HOTSET_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// The short form of bench/ab.sh: eight cells on the trained model, with slots few enough to matter; speed is analysed, quality measured, under the
+/// same names. How large the differences are is not looked at: tokens are few, and the machine is shared.
+#[test]
+fn an_experiment_from_plan_to_quality() {
+    let dir = tempfile::tempdir().unwrap();
+    let (plan, out) = (dir.path().join("plan.json"), dir.path().join("out"));
+    let (drops, lambdas) = ([0.0, 0.5, 0.75, 1.0], [0.0, 0.12]);
+    let cell = |drop: f64, lambda: f64| hotset::hook::schedule::Cell {
+        name: format!("F{drop} L{lambda}"),
+        drop: Some(drop),
+        lambda: Some(lambda),
+        ..Default::default()
+    };
+    let wanted = hotset::ab::plan::Wanted {
+        cells: drops.iter().flat_map(|f| lambdas.iter().map(|l| cell(*f, *l))).collect(),
+        tokens: 1300,
+        seed: 3,
+        carry: hotset::hook::Carry::Washout,
+        block: Some(20),
+        washout: Some(4),
+        turnover: None,
+        spread: Default::default(),
+        looks: 1,
+        again: false,
+        alpha: 0.05,
+    };
+    let schedule = hotset::ab::plan::plan(&wanted).unwrap().schedule;
+    let tokens = schedule.blocks.last().unwrap().end();
+    std::fs::write(&plan, schedule.to_json()).unwrap();
+    let text = model().with_file_name("heldout.txt");
+    let mut command = hotset();
+    command.args(["ab", "run", "--json", "--plan"]).arg(&plan).arg("--out").arg(&out).arg("--");
+    command.arg(env!("CARGO_BIN_EXE_hotset-llama")).arg("perplexity").arg("-m").arg(model()).arg("-f").arg(&text);
+    command.args(["--bytes", &tokens.to_string(), "--slots", "10"]);
+    let done = command.output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert!(!said.contains("of the plan's"), "all of the plan: {said}");
+    let analysis: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let cells = analysis["cells"].as_array().unwrap();
+    assert_eq!((cells.len(), analysis["comparisons"].as_array().unwrap().len()), (8, 28), "{analysis}");
+
+    let log = std::fs::read_to_string(out.join("run-1.csv")).unwrap();
+    let mut lines = log.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let heading = lines.next().unwrap();
+    let column = |name: &str| heading.iter().position(|h| *h == name).unwrap();
+    let (cell, misses, dropped, swapped, drop, lambda) =
+        (column("cell"), column("misses"), column("dropped"), column("swapped"), column("drop"), column("lambda"));
+    for row in lines.filter(|row| !row[cell].is_empty()) {
+        assert_eq!(row[cell], format!("F{} L{}", row[drop], row[lambda]));
+        assert!((row[dropped] == "0" || row[drop] != "0") && (row[swapped] == "0" || row[lambda] != "0"), "{row:?}");
+        assert!(row[misses].parse::<u32>().is_ok());
+    }
+    let quality = quality(&format!("--slots 10 --plan {}", plan.display()));
+    let names = |list: &Value| list["cells"].as_array().unwrap().iter().map(|c| c["name"].clone()).collect::<Vec<_>>();
+    assert_eq!(names(&quality), schedule.cells.iter().map(|c| json!(c.name)).collect::<Vec<_>>());
+    assert!(names(&analysis).iter().all(|name| names(&quality).contains(name)));
+    let parsed = hotset::ab::quality::Quality::parse(&quality.to_string()).unwrap();
+    assert_eq!(parsed.of("F0 L0").unwrap().ratio_high, 1.0);
+    assert!(parsed.of("F1 L0").unwrap().drop_rate > parsed.of("F0.5 L0").unwrap().drop_rate);
 }

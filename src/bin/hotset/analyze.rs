@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use hotset::analyze::{
-    DeltaShare, Overlap, Popularity, Predicted, Predictor, Reuse, WeightEntropy, predict, working_set,
+    DeltaShare, Overlap, Popularity, Predicted, Predictor, Reuse, WeightEntropy, hit_curve, predict, working_set,
 };
 use hotset::replay::{Ranges, estimate::round};
 use hotset::trace::{Phase, Routing, Sidecar, Trace, import};
@@ -180,12 +180,7 @@ impl Whole<'_> {
 
     /// Share of decode picks that hit, by slots of each layer from 0 on; None without decode picks.
     fn hit_curve(&self) -> Option<Vec<f64>> {
-        let picks: u64 = self.layers.iter().map(|l| l.reuse.picks(Phase::Decode)).sum();
-        let mut hits = vec![0; self.routing.n_experts + 1];
-        for layer in self.layers {
-            hits.iter_mut().zip(layer.reuse.hits(Phase::Decode)).for_each(|(sum, n)| *sum += n);
-        }
-        (picks > 0).then(|| hits.iter().map(|&n| n as f64 / picks as f64).collect())
+        hit_curve(self.layers.iter().map(|l| &l.reuse))
     }
 
     fn tokens(&self, phase: Phase) -> usize {

@@ -1,14 +1,16 @@
 //! The command line. One file per subcommand: each has `Args`, which clap fills, and `run`, which does the work by
 //! calling the library and prints. To add one: a module, a line in `Command`, a line in `run`.
 //!
-//! Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be.
+//! Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be; others are a subcommand's own.
 
+mod ab;
 mod analyze;
 mod drop_replay;
 mod global_replay;
 mod inspect;
 mod output;
 mod replay;
+mod report;
 mod sweep;
 mod tiny;
 mod trace;
@@ -28,33 +30,38 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Ab(ab::Args),
     Analyze(analyze::Args),
     #[command(name = "global-replay")]
     GlobalReplay(global_replay::Args),
     DropReplay(drop_replay::Args),
     Inspect(inspect::Args),
     Replay(replay::Args),
+    Report(report::Args),
     Sweep(sweep::Args),
     Tiny(tiny::Args),
     Trace(trace::Args),
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
-    match command {
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let done = match command {
+        Command::Ab(args) => return ab::run(&args),
         Command::Analyze(args) => analyze::run(&args),
         Command::GlobalReplay(args) => global_replay::run(&args),
         Command::DropReplay(args) => drop_replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Sweep(args) => sweep::run(&args),
         Command::Tiny(args) => tiny::run(&args),
         Command::Trace(args) => trace::run(&args),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(e) => {
             eprintln!("hotset: {e:#}");
             let usage = e.downcast_ref::<hotset::Error>().is_some_and(|e| e.kind == ErrorKind::Argument);

@@ -4,7 +4,7 @@
 mod cat;
 mod cut;
 mod export;
-mod files;
+pub mod files;
 mod head;
 mod import;
 mod info;

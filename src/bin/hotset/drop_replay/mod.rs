@@ -1,5 +1,7 @@
 //! `hotset drop-replay`: what dropping cold experts would have saved, and cost, on a recorded run: as it was, and as a closed loop.
 
+mod show;
+
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -7,10 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use hotset::cache::Policy;
-use hotset::replay::drop_loop::front;
-use hotset::replay::{
-    DropLoop, DropSettings, Observed, Routed, Rule, Static, Unchanged, Weights, drop_loop, drop_static, observed,
-};
+use hotset::replay::drop_front::{self, by_slots};
+use hotset::replay::{DropRow, DropSettings, Limit, Observed, Routed, Rule, Static, Weights, drop_static, observed};
 use hotset::route::Moce;
 use hotset::trace::{Phase, Sidecar, Trace};
 use hotset::{Error, ErrorKind};
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::output;
 use crate::replay::k_of;
+use show::{Answer, answer_table, loop_json, loop_table, observed_json, observed_table, static_json, static_table};
 
 /// Replay a recorded run with cold experts dropped: static, on what it found resident, and as a closed loop
 #[derive(clap::Args)]
@@ -28,6 +29,8 @@ Examples:
   hotset drop-replay qwen.route.csv --f 0.6 --keep-top 4,2 --phase decode,prefill
   hotset drop-replay run.q4rt --cache-cap 32,64 --lambda 0,0.12  closed loops: the joint front of F and lambda
   hotset drop-replay run.q4rt --cache-cap 64 --k-used 10,8 --json
+  hotset drop-replay run.q4rt --cache-cap 32,64 --lambda 0,0.12 --max-mass 5% --max-bytes 20M
+                                                                what reads least at 5 % of the mass, what loses least at 20 MB a token
 
 Static: each token is judged on what was resident when it ran; what is dropped changes nothing behind it. Closed loop: what is
 dropped is not read, so it is not resident afterwards either. 'static' in the loop's table is what F would have dropped of the loop
@@ -83,9 +86,35 @@ pub struct Args {
     /// The run's metrics log (.csv or .jsonl): what it did itself, beside the replays (with one trace)
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
+    /// Which closed loop reads least and loses no more of the routing weight than this: 5% or 0.05
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    max_mass: Option<f64>,
+    /// Which closed loop loses least mass and reads no more experts a token than this
+    #[arg(long, value_name = "N")]
+    max_reads: Option<f64>,
+    /// The same with bytes a token: 20M, 1.5G (decimal), or a plain number
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    max_bytes: Option<f64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// `5%`, or 0.05.
+fn share(text: &str) -> Result<f64, String> {
+    let (number, of) = text.trim().strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let share = number.trim().parse::<f64>().map(|n| n / of).ok().filter(|n| (0.0..=1.0).contains(n));
+    share.ok_or_else(|| "a share wanted: 0% to 100%, or 0 to 1".into())
+}
+
+/// A number of bytes, with k, M or G for powers of 1000.
+fn bytes(text: &str) -> Result<f64, String> {
+    let text = text.trim();
+    let units = [('k', 1e3), ('M', 1e6), ('G', 1e9)];
+    let unit = units.into_iter().find_map(|(unit, of)| Some((text.strip_suffix(unit)?, of)));
+    let (number, of) = unit.unwrap_or((text, 1.0));
+    let bytes = number.trim().parse::<f64>().map(|n| n * of).ok().filter(|n| n.is_finite() && *n >= 0.0);
+    bytes.ok_or_else(|| "a number of bytes wanted: 1500000, 1.5M, 20M".into())
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -102,21 +131,16 @@ enum WeightsName {
     Softmax,
 }
 
-/// A closed loop, and what it is set against.
-struct Row {
-    settings: DropSettings,
-    all: DropLoop,
-    /// With F 0.
-    without: DropLoop,
-    unchanged: Unchanged,
-    front: bool,
-}
-
 pub fn run(args: &Args) -> Result<()> {
     if args.metrics.is_some() && args.inputs.len() > 1 {
         let n = args.inputs.len();
         return Err(Error::new(ErrorKind::Argument, format!("--metrics is one run's: {n} runs given")).into());
     }
+    if !args.limits().is_empty() && args.cache_cap.is_empty() {
+        let why = "--max-mass, --max-reads and --max-bytes ask among closed loops: say --cache-cap";
+        return Err(Error::new(ErrorKind::Argument, why).into());
+    }
+    args.limits().into_iter().try_for_each(Limit::check)?;
     let mut runs = Vec::new();
     for path in &args.inputs {
         let routed = args.open(path).with_context(|| path.display().to_string())?;
@@ -182,6 +206,10 @@ impl Args {
                 text += "\nrows of passes whose experts the slots do not hold pass through, and are not counted (--json: how many)\n";
             }
         }
+        let answers = self.answers(&loops, layers);
+        if !answers.is_empty() {
+            text += &format!("\n{}", answer_table(&answers, layers));
+        }
         let seen = self.observed(phase)?;
         if !seen.is_empty() {
             text += &format!("\nobserved\n\n{}", observed_table(&seen, layers));
@@ -190,6 +218,7 @@ impl Args {
             "file": path, "phase": phase.as_str(), "layers": layers, "experts": n, "k": k,
             "static": statics.iter().map(static_json).collect::<Vec<_>>(),
             "closed_loop": loops.iter().map(loop_json).collect::<Vec<_>>(),
+            "best": answers.iter().map(|a| a.json(layers)).collect::<Vec<_>>(),
             "observed": seen.iter().map(|seen| observed_json(seen, layers)).collect::<Vec<_>>(),
         });
         Ok((text + "\n", json))
@@ -211,167 +240,43 @@ impl Args {
         Ok(all.into_iter().filter(|seen| seen.phase == phase).collect())
     }
 
+    fn limits(&self) -> Vec<Limit> {
+        let mass = self.max_mass.map(Limit::Mass);
+        let reads = self.max_reads.map(Limit::ReadsPerToken);
+        mass.into_iter().chain(reads).chain(self.max_bytes.map(Limit::BytesPerToken)).collect()
+    }
+
+    /// What is best within each limit, by limit and slots.
+    fn answers<'a>(&self, loops: &'a [DropRow], layers: usize) -> Vec<Answer<'a>> {
+        let limits = self.limits().into_iter();
+        let of = |limit: Limit| {
+            by_slots(loops).map(move |rows| Answer {
+                limit,
+                slots: rows[0].settings.capacity,
+                best: limit.best(rows, layers),
+            })
+        };
+        limits.flat_map(of).collect()
+    }
+
     /// By slots, k, lambda; within these F from 0.
-    fn loops(&self, routed: &Routed, phase: Phase) -> Result<Vec<Row>> {
+    fn loops(&self, routed: &Routed, phase: Phase) -> Result<Vec<DropRow>> {
         let policy = Policy::by_name(&self.policy)?;
         let ks = if self.k_used.is_empty() { vec![routed.k] } else { self.k_used.clone() };
-        let mut caches = Vec::new();
-        for &capacity in &self.cache_cap {
-            for &k in &ks {
-                for &lambda in &self.lambda {
-                    let moce = Moce { lambda, top_j: self.protect_top_j, ..Moce::default() };
-                    let weights = self.weights();
-                    let (warmup, warm) = (self.warmup, self.warm);
-                    caches.push(DropSettings {
-                        policy,
-                        capacity,
-                        k,
-                        moce,
-                        threshold: 0.0,
-                        weights,
-                        phase,
-                        warmup,
-                        warm,
-                    });
-                }
-            }
-        }
-        let cache = |settings: &DropSettings| {
-            let mut fs: Vec<f64> = self.f.iter().copied().filter(|f| *f != 0.0).collect();
-            fs.insert(0, 0.0);
-            let (without, unchanged) = drop_loop(routed, settings, &fs)?;
-            let row = |unchanged: Unchanged| {
-                let settings = DropSettings { threshold: unchanged.threshold, ..settings.clone() };
-                let (all, _) = drop_loop(routed, &settings, &[])?;
-                Ok(Row { settings, all, without: without.clone(), unchanged, front: false })
-            };
-            unchanged.into_iter().map(row).collect()
+        let base = DropSettings {
+            policy,
+            moce: Moce { top_j: self.protect_top_j, ..Moce::default() },
+            weights: self.weights(),
+            phase,
+            warmup: self.warmup,
+            warm: self.warm,
+            ..DropSettings::default()
         };
-        let rows: Vec<Vec<Row>> = caches.par_iter().map(cache).collect::<hotset::Result<_>>()?;
-        let mut rows: Vec<Row> = rows.into_iter().flatten().collect();
-        for of_capacity in rows.chunk_by_mut(|a, b| a.settings.capacity == b.settings.capacity) {
-            let points: Vec<(u64, f64)> = of_capacity.iter().map(|row| (row.all.bytes, row.all.mass_lost())).collect();
-            of_capacity.iter_mut().zip(front(&points)).for_each(|(row, on)| row.front = on);
-        }
+        let caches = drop_front::caches(&base, &self.cache_cap, &ks, &self.lambda);
+        let rows = caches.par_iter().map(|cache| drop_front::rows(routed, cache, &self.f));
+        let rows: Vec<Vec<DropRow>> = rows.collect::<hotset::Result<_>>()?;
+        let mut rows: Vec<DropRow> = rows.into_iter().flatten().collect();
+        drop_front::mark_fronts(&mut rows);
         Ok(rows)
     }
-}
-
-fn percent(share: f64, digits: usize) -> String {
-    format!("{:.digits$} %", 100.0 * share)
-}
-
-fn static_table(statics: &[(Rule, Static)], k: usize) -> String {
-    let surviving: Vec<String> = (1..=k).map(|n| format!("{n} run")).collect();
-    let mut heading = vec!["rule", "reads avoided", "mass dropped", "picks dropped"];
-    heading.extend(surviving.iter().map(String::as_str));
-    let row = |(rule, s): &(Rule, Static)| {
-        let name = match rule {
-            Rule::Cold { threshold } => format!("F {threshold}"),
-            Rule::KeepTop(j) => format!("keep top {j}"),
-        };
-        let picks = s.dropped as f64 / s.picks.max(1) as f64;
-        let mut row = vec![name, percent(s.avoided(), 1), percent(s.lost(), 2), percent(picks, 1)];
-        row.extend(s.surviving.iter().skip(1).map(|&rows| percent(rows as f64 / s.rows.max(1) as f64, 1)));
-        row
-    };
-    output::table(&heading, &statics.iter().map(row).collect::<Vec<_>>())
-}
-
-fn loop_table(loops: &[Row], layers: usize) -> String {
-    let heading = [
-        "slots",
-        "k",
-        "lambda",
-        "F",
-        "misses/token",
-        "MB/token",
-        "avoided",
-        "static",
-        "dropped/token",
-        "swapped/token",
-        "mass dropped",
-        "swapped",
-        "cut",
-        "lost",
-        "front",
-    ];
-    let row = |row: &Row| {
-        let (s, all) = (&row.settings, &row.all);
-        let tokens = (all.rows as f64 / layers.max(1) as f64).max(1.0);
-        let known = all.rows.saturating_sub(all.unknown).max(1) as f64;
-        let mass = |sum: f64| percent(sum / known, 2);
-        vec![
-            s.capacity.to_string(),
-            s.k.to_string(),
-            s.moce.lambda.to_string(),
-            s.threshold.to_string(),
-            format!("{:.2}", all.misses as f64 / tokens),
-            format!("{:.2}", all.bytes as f64 / 1e6 / tokens),
-            percent(all.avoided(&row.without), 1),
-            percent(row.unchanged.avoided(), 1),
-            format!("{:.2}", all.dropped as f64 / tokens),
-            format!("{:.2}", all.swapped as f64 / tokens),
-            mass(all.mass_dropped),
-            mass(all.mass_swapped),
-            mass(all.mass_cut),
-            percent(all.mass_lost(), 2),
-            if row.front { "*".to_owned() } else { String::new() },
-        ]
-    };
-    output::table(&heading, &loops.iter().map(row).collect::<Vec<_>>())
-}
-
-fn observed_table(seen: &[Observed], layers: usize) -> String {
-    let heading =
-        ["slots", "lambda", "F", "tokens", "misses/token", "MB/token", "dropped/token", "swapped/token", "lost"];
-    let row = |o: &Observed| {
-        let per_token = |n: f64| format!("{:.2}", n / o.tokens.max(1) as f64);
-        vec![
-            o.slots.to_string(),
-            o.lambda.to_string(),
-            o.drop.to_string(),
-            o.tokens.to_string(),
-            per_token(o.misses as f64),
-            per_token(o.bytes as f64 / 1e6),
-            per_token(o.dropped as f64),
-            per_token(o.swapped as f64),
-            percent(o.mass_lost(layers), 2),
-        ]
-    };
-    output::table(&heading, &seen.iter().map(row).collect::<Vec<_>>())
-}
-
-fn observed_json(o: &Observed, layers: usize) -> Value {
-    json!({
-        "slots": o.slots, "lambda": o.lambda, "f": o.drop, "tokens": o.tokens, "hits": o.hits, "misses": o.misses,
-        "bytes": o.bytes, "dropped": o.dropped, "swapped": o.swapped, "pass_through_rows": o.pass_through_rows,
-        "sum_mass_dropped": o.mass_dropped, "sum_mass_swapped": o.mass_swapped, "mass_lost": o.mass_lost(layers),
-    })
-}
-
-fn static_json((rule, s): &(Rule, Static)) -> Value {
-    let (f, keep_top) = match rule {
-        Rule::Cold { threshold } => (Some(threshold), None),
-        Rule::KeepTop(j) => (None, Some(j)),
-    };
-    json!({
-        "f": f, "keep_top": keep_top, "rows": s.rows, "unknown_rows": s.unknown, "picks": s.picks, "misses": s.misses,
-        "prefetched": s.prefetched, "dropped": s.dropped, "miss_bytes": s.miss_bytes, "avoided_bytes": s.avoided_bytes,
-        "reads_avoided": s.avoided(), "mass_dropped": s.lost(), "surviving_rows": s.surviving,
-    })
-}
-
-fn loop_json(row: &Row) -> Value {
-    let (s, all) = (&row.settings, &row.all);
-    json!({
-        "cache_cap": s.capacity, "k": s.k, "lambda": s.moce.lambda, "f": s.threshold, "policy": s.policy.name(),
-        "rows": all.rows, "pass_through_rows": all.pass_through_rows, "unknown_rows": all.unknown, "hits": all.hits,
-        "misses": all.misses, "bytes": all.bytes, "dropped": all.dropped, "swapped": all.swapped,
-        "sum_mass_dropped": all.mass_dropped, "sum_mass_swapped": all.mass_swapped, "sum_mass_cut": all.mass_cut,
-        "mass_lost": all.mass_lost(), "reads_avoided": all.avoided(&row.without),
-        "static_reads_avoided": row.unchanged.avoided(), "static_dropped": row.unchanged.dropped,
-        "static_sum_mass_dropped": row.unchanged.mass_dropped, "front": row.front,
-        "misses_per_layer": all.misses_per_layer, "dropped_per_layer": all.dropped_per_layer,
-    })
 }
