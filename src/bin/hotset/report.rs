@@ -261,7 +261,7 @@ impl Args {
         if routed.has_residency() {
             return Ok(Steps::recorded(routed, phase, self.from_step));
         }
-        let own = input.sidecar.as_ref().filter(|_| self.cache_cap.is_empty()).and_then(|s| own_settings(s, routed));
+        let own = input.sidecar.as_ref().and_then(|s| own_settings(s, routed));
         let mut source = format!("replayed with lru in {slots} slots a layer");
         let mut settings = DropSettings { capacity: slots, k: routed.k, phase, ..DropSettings::default() };
         if let Some(own) = own {
