@@ -35,7 +35,7 @@ Inputs are told apart by what is in them: Q4RT traces (with their sidecars), rou
 (.jsonl, .csv), each of which belongs to the trace before it. The page has everything in it and asks the network for nothing.
 
 Hits and misses are those that a run recorded; else the run is replayed: with the settings that its sidecar tells of, or with LRU in
-the first --cache-cap. Policies are replayed as by 'hotset replay', fronts as by 'hotset drop-replay'.")]
+the fewest slots of --cache-cap. Policies are replayed as by 'hotset replay', fronts as by 'hotset drop-replay'.")]
 pub struct Args {
     /// Traces, and metrics logs of the trace before
     #[arg(required = true, value_name = "TRACE|RUN")]
