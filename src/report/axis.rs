@@ -14,6 +14,9 @@ use crate::error::{Result, err};
 /// Font size of ticks and labels, in pixels.
 pub(super) const FONT: f64 = 12.0;
 
+/// Larger numbers are not drawn: differences of them would be none.
+const MOST: f64 = 1e100;
+
 /// What an axis says.
 #[derive(Clone, Debug)]
 pub struct Axis {
@@ -65,7 +68,7 @@ impl Axis {
     }
 
     pub(super) fn takes(&self, v: f64) -> bool {
-        v.is_finite() && (!self.log || v > 0.0)
+        v.abs() < MOST && (!self.log || v > 0.0)
     }
 
     /// The scale over these values.
@@ -82,10 +85,16 @@ impl Axis {
             let low = low.max(f64::MIN_POSITIVE);
             return Scale::Log((low / 1.1..high.max(low) * 1.1).log_scale().into());
         }
-        let room = if high > low { 0.04 * (high - low) } else { 0.05 * high.abs().max(1.0) };
+        // Numbers so near each other that ticks between them would be equal stand for one.
+        let size = low.abs().max(high.abs());
+        let room = match (high - low > 1e-9 * size, size > 1e-9) {
+            (true, _) => 0.04 * (high - low),
+            (false, true) => 0.05 * size,
+            (false, false) => 0.5,
+        };
         let low = self.from.unwrap_or(low - room);
         let high = self.to.unwrap_or(high + room);
-        Scale::Linear((low..if high > low { high } else { low + 1.0 }).into())
+        Scale::Linear((low..if high - low > 1e-9 * low.abs() { high } else { low + low.abs().max(1.0) }).into())
     }
 }
 
@@ -316,4 +325,57 @@ fn shorten(name: &str, width: f64) -> String {
 pub(super) fn place(chart: &Chart, x: f64, y: f64) -> Place {
     let (x, y) = chart.backend_coord(&(x, y));
     (f64::from(x) / f64::from(FINE), f64::from(y) / f64::from(FINE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_as_people_write_them() {
+        let texts = [
+            (0.0, "0"),
+            (1234.4, "1234"),
+            (56.774, "56.77"),
+            (0.0451, "0.0451"),
+            (-0.5, "-0.5"),
+            (1e-12, "1.0e-12"),
+            (f64::NAN, "-"),
+            (-1e-10, "-1.0e-10"),
+        ];
+        texts.iter().for_each(|(v, text)| assert_eq!(number(*v), *text));
+        assert_eq!(Axis::new("").percent().format(0.749), "74.9 %");
+    }
+
+    /// Ticks end, lie within the scale and rise, whatever the numbers.
+    #[test]
+    fn every_scale_has_ticks() {
+        let values: [&[f64]; 9] = [
+            &[],
+            &[0.0],
+            &[5.0, 5.0],
+            &[1e18, 1e18 + 256.0],
+            &[-3e-200, 4e-200],
+            &[1e99, -1e99],
+            &[f64::MAX, f64::NAN, f64::INFINITY, 2.0],
+            &[1e-320],
+            &[1e16, 1.0],
+        ];
+        let axes = || {
+            [
+                Axis::new(""),
+                Axis::new("").from(0.0),
+                Axis::new("").log(),
+                Axis::new("").from(1e18),
+                Axis::new("").to(0.0),
+            ]
+        };
+        for (values, axis) in values.iter().flat_map(|v| axes().map(|axis| (v, axis))) {
+            let scale = axis.scale(values.iter().copied());
+            let Range { start, end } = scale.range();
+            assert!(start < end && start.is_finite() && end.is_finite(), "{axis:?} {values:?}: {start} {end}");
+            let ticks = scale.key_points(8);
+            assert!(ticks.len() < 2000 && ticks.windows(2).all(|t| t[0] < t[1]), "{axis:?} {values:?}: {ticks:?}");
+        }
+    }
 }

@@ -108,6 +108,39 @@ fn the_page_says_what_the_commands_say() {
     assert_eq!(by_step.iter().map(|s| s[1].as_u64().unwrap()).sum::<u64>(), all["misses"].as_u64().unwrap());
 }
 
+/// A trace whose sidecar has the settings of the run is shown as that run, dropping and reranking included.
+#[test]
+fn a_run_is_replayed_with_its_own_settings() {
+    let dir = folder();
+    let trace = synth(dir.path(), "200");
+    let sidecar = dir.path().join("made.q4rt.json");
+    let mut value: Value = serde_json::from_str(&std::fs::read_to_string(&sidecar).unwrap()).unwrap();
+    value["settings"] = serde_json::json!([{
+        "from_token": 0, "lambda": 0.12, "top_j": 3, "delta": "token_topk", "drop": 0.75, "renormalise": "auto", "slots": [9, 9, 9, 9],
+        "policy": "lfu", "backing": "slots", "io": "direct", "prefill_moce": false, "prefill_drop": false,
+    }]);
+    value["resident"] = serde_json::json!([
+        { "before_token": 0, "reason": "start", "layers": [[1, 2, 3], [], [30, 31], [0]], "state": null },
+    ]);
+    std::fs::write(&sidecar, value.to_string()).unwrap();
+    let data =
+        json(report(&[&trace]).args(["--json", "--cache-cap", "6", "--policies", "lru", "--f", "1", "--lambda", "0"]));
+    let (steps, about) = (&data["runs"][0]["steps"], &data["runs"][0]["about"]);
+    assert_eq!(steps["source"], "replayed with the run's settings (lfu, 9 slots, lambda 0.12, F 0.75)");
+    assert_eq!(about["settings"][0], "from token 0: lfu, 9 slots, lambda 0.12, F 0.75");
+    let args = ["--json", "--cache-cap", "9", "--policy", "lfu", "--lambda", "0.12", "--f", "0.75", "--warm"];
+    let dropped = json(program::hotset().arg("drop-replay").args(args).arg(&trace));
+    let with = &dropped["runs"][0]["closed_loop"][1];
+    assert_eq!(with["f"], 0.75);
+    for key in ["hits", "misses", "dropped"] {
+        assert!(with[key].as_u64().unwrap() > 0);
+        assert_eq!(steps["all"][key], with[key], "{key}");
+    }
+    let of_layers = |key: &str| steps["layers"].as_array().unwrap().iter().map(|l| l[key].clone()).collect::<Vec<_>>();
+    assert_eq!(of_layers("misses"), *with["misses_per_layer"].as_array().unwrap());
+    assert_eq!(of_layers("dropped"), *with["dropped_per_layer"].as_array().unwrap());
+}
+
 #[test]
 fn a_recorded_run_and_its_log() {
     let dir = folder();

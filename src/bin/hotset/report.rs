@@ -35,7 +35,7 @@ Inputs are told apart by what is in them: Q4RT traces (with their sidecars), rou
 (.jsonl, .csv), each of which belongs to the trace before it. The page has everything in it and asks the network for nothing.
 
 Hits and misses are those that a run recorded; else the run is replayed: with the settings that its sidecar tells of, or with LRU in
-the first --cache-cap. Policies are replayed as by 'hotset replay', fronts as by 'hotset drop-replay'.")]
+the fewest slots of --cache-cap. Policies are replayed as by 'hotset replay', fronts as by 'hotset drop-replay'.")]
 pub struct Args {
     /// Traces, and metrics logs of the trace before
     #[arg(required = true, value_name = "TRACE|RUN")]
@@ -261,7 +261,7 @@ impl Args {
         if routed.has_residency() {
             return Ok(Steps::recorded(routed, phase, self.from_step));
         }
-        let own = input.sidecar.as_ref().filter(|_| self.cache_cap.is_empty()).and_then(|s| own_settings(s, routed));
+        let own = input.sidecar.as_ref().and_then(|s| own_settings(s, routed));
         let mut source = format!("replayed with lru in {slots} slots a layer");
         let mut settings = DropSettings { capacity: slots, k: routed.k, phase, ..DropSettings::default() };
         if let Some(own) = own {
