@@ -4,10 +4,13 @@
 //! Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be.
 
 mod analyze;
+mod doctor;
 mod drop_replay;
 mod global_replay;
 mod inspect;
+mod io;
 mod output;
+mod pack;
 mod replay;
 mod sweep;
 mod tiny;
@@ -29,10 +32,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Analyze(analyze::Args),
+    Doctor(doctor::Args),
     #[command(name = "global-replay")]
     GlobalReplay(global_replay::Args),
     DropReplay(drop_replay::Args),
     Inspect(inspect::Args),
+    Io(io::Args),
+    Pack(pack::Args),
     Replay(replay::Args),
     Sweep(sweep::Args),
     Tiny(tiny::Args),
@@ -42,9 +48,12 @@ enum Command {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Analyze(args) => analyze::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::GlobalReplay(args) => global_replay::run(&args),
         Command::DropReplay(args) => drop_replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Io(args) => io::run(&args),
+        Command::Pack(args) => pack::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Sweep(args) => sweep::run(&args),
         Command::Tiny(args) => tiny::run(&args),
