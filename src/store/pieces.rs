@@ -166,7 +166,7 @@ mod tests {
     fn a_piece_of_padding_alone_belongs_to_the_last_slice() {
         let p = LayerPieces::new(vec![run(0, 16384 * 9, 4096, 0)], &[0..100, 128..16384 * 8], 16384).unwrap();
         assert_eq!((p.get(0).slices.clone(), p.get(8).slices.clone()), (0..2, 1..2));
-        assert_eq!((p.of_slice[0], p.of_slice[1]), (2, 9));
+        assert_eq!((p.of_slice[0], p.of_slice[1]), (1, 9));
     }
 
     #[test]
