@@ -9,6 +9,7 @@
 //! - [`store`]: bytes: the slot arena, direct reads, I/O lanes.
 //! - [`model`]: what is on disk: GGUF, types, where each expert lies.
 //! - [`trace`]: Q4RT files, the live recorder, the sidecar.
+//! - `drive` (feature `tools`): what the drive gives on the way of a miss.
 //! - `replay` (feature `tools`): what other settings would have done to a trace.
 //! - `analyze` (feature `tools`): what the routing of a run looks like.
 //! - `ab` (feature `tools`): experiments on the device: plans, and what their logs tell apart.
@@ -22,6 +23,8 @@ pub mod abi;
 #[cfg(feature = "tools")]
 pub mod analyze;
 pub mod cache;
+#[cfg(feature = "tools")]
+pub mod drive;
 pub mod error;
 pub mod hook;
 pub mod model;

@@ -33,7 +33,7 @@ fn decisions_and_bytes_are_those_without() {
         assert_eq!((ahead.plan().read_ahead, plain.plan().read_ahead), (read_ahead, 0));
         let mut live = [0u64; LAYERS];
         for t in 0..120 {
-            for l in 0..LAYERS {
+            for (l, live) in live.iter_mut().enumerate() {
                 assert_eq!(plain.read_ahead(l as u32, &half_right(t, l)).unwrap(), 0, "no slots are set aside");
                 ahead.read_ahead(l as u32, &half_right(t, l)).unwrap();
                 let (a, b) = (layer(&mut plain, l, t, 1).unwrap(), layer(&mut ahead, l, t, 1).unwrap());
@@ -42,7 +42,7 @@ fn decisions_and_bytes_are_those_without() {
                 let pick = |from: &[i32]| run.iter().map(|&i| from[i]).collect::<Vec<_>>();
                 check_bytes(&ahead, l, &pick(&b.experts), &pick(&b.slots));
                 assert!(distinct(&b.slots) && b.slots.iter().all(|&s| (s as usize) < EXPERTS));
-                live[l] += u64::from(b.outcome.misses);
+                *live += u64::from(b.outcome.misses);
             }
         }
         for b in 0..LAYERS as u32 {

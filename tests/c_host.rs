@@ -107,8 +107,11 @@ fn build(folder: &Path, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
 
 /// Runs the host in `folder`, without any setting that the caller's environment may hold.
 fn run_host(host: &Path, model: &Path, folder: &Path) {
+    let pack = folder.join("model.hotset");
+    let made = hotset::model::Model::open(model).unwrap();
+    hotset::model::pack_write::pack(&made, &pack, &mut |_| ()).unwrap();
     let mut command = Command::new(host);
-    command.arg(model).arg(folder);
+    command.arg(model).arg(folder).arg(&pack);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("HOTSET_") {
             command.env_remove(name);

@@ -11,6 +11,7 @@ use hotset::ErrorKind;
 use hotset::cache::Policy;
 use hotset::hook::{Adjacent, Batch, Config, Hook, Placed};
 use hotset::model::tiny::{self, TinyParams};
+use hotset::model::{Model, pack_write};
 use hotset::replay::{Ranges, recorded};
 use hotset::route::{Delta, Drop, Moce, Renormalise};
 use hotset::store::{Backing, IoMode};
@@ -35,6 +36,53 @@ fn slots_hold_the_experts_bytes() {
         assert!(s.resident_bytes <= hook.plan().cache_bytes + hook.plan().staging_bytes);
         assert!(s.misses < s.hits || slots < 24, "{s:?}");
     }
+}
+
+/// From a pack, whole or in parts: the same slots named, the same bytes in them, the same reads; and what is no pack is refused.
+#[test]
+fn a_pack_changes_where_experts_are_read_and_nothing_else() {
+    let dir = dir();
+    let path = model(dir.path());
+    let pack = dir.path().join("m.hotset");
+    pack_write::pack(&Model::open(&path).unwrap(), &pack, &mut |_| ()).unwrap();
+    let moce = Moce { lambda: 0.2, top_j: 2, delta: Delta::TokenTopk };
+    let drop = Drop { threshold: 0.5, renormalise: Renormalise::Auto };
+    for (io, chunk_bytes) in [(IoMode::Direct, 0), (IoMode::Direct, 64 << 10), (IoMode::Buffered, 64 << 10)] {
+        let plain = Config { io, chunk_bytes, moce, drop, ..config(6) };
+        let packed = Config { pack: Some(pack.clone()), ..plain.clone() };
+        let mut hooks = [plain, packed].map(|c| Hook::open(&path, c).unwrap());
+        for t in 0..40 {
+            let [a, b] = [0, 1].map(|i| pass(&mut hooks[i], t, 1));
+            for (l, (a, b)) in a.iter().zip(&b).enumerate() {
+                assert_eq!(
+                    (&a.experts, &a.slots, &a.weights, &a.outcome),
+                    (&b.experts, &b.slots, &b.weights, &b.outcome)
+                );
+                let ran: Vec<usize> = (0..K).filter(|&i| b.weights[i] > 0.0).collect();
+                let of = |v: &[i32]| ran.iter().map(|&i| v[i]).collect::<Vec<_>>();
+                check_bytes(&hooks[0], l, &of(&a.experts), &of(&a.slots));
+                check_bytes(&hooks[1], l, &of(&b.experts), &of(&b.slots));
+            }
+        }
+        // a prefill that passes through leaves the cache as it was
+        assert_eq!(pass(&mut hooks[1], 100, 40)[0].outcome.placed, Placed::PassThrough);
+        let s = hooks[1].stats();
+        assert!(s.misses > 0 && s.resident_bytes <= hooks[1].plan().cache_bytes + hooks[1].plan().staging_bytes);
+        assert!(hooks[1].describe().contains("m.hotset"));
+    }
+    let refuse = |c: Config| Hook::open(&path, c).err().unwrap();
+    let e = refuse(Config { pack: Some(path.clone()), ..config(6) });
+    assert!(e.kind == ErrorKind::Format && e.detail.contains("HOTSETPK"), "{e}");
+    let e = refuse(Config { pack: Some(pack.clone()), backing: Backing::PageCache, ..config(6) });
+    assert!(e.kind == ErrorKind::Argument && e.detail.contains("m.hotset"), "{e}");
+    tiny::write(
+        &TinyParams { seed: 9, layers: LAYERS as u32, experts: EXPERTS as u32, k: K as u32, ..TinyParams::default() },
+        &path,
+        &mut |_| (),
+    )
+    .unwrap();
+    let e = refuse(Config { pack: Some(pack), ..config(6) });
+    assert!(e.kind == ErrorKind::Model && e.detail.contains("another model"), "{e}");
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod handle;
 mod layer;
 mod open;
 mod params;
+pub use params::parse_bytes;
 mod rows;
 mod settings;
 mod status;

@@ -229,7 +229,7 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
     }
     for (name, field) in [("HOTSET_CACHE_BYTES", &mut p.cache_bytes), ("HOTSET_CHUNK", &mut p.chunk_bytes)] {
         if let Some(value) = text(name)? {
-            *field = bytes(value).ok_or_else(|| {
+            *field = parse_bytes(value).ok_or_else(|| {
                 err!(Argument, "{name} = '{value}': it must be a number of bytes, or one with K, M or G behind it")
             })?;
         }
@@ -270,7 +270,7 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
 }
 
 /// "512", "7500M", "8G": powers of 1024.
-fn bytes(text: &str) -> Option<u64> {
+pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let (digits, shift) = match text.as_bytes().last()? {
         b'K' | b'k' => (&text[..text.len() - 1], 10),
@@ -285,7 +285,7 @@ fn bytes(text: &str) -> Option<u64> {
 mod tests {
     #[test]
     fn bytes_have_suffixes() {
-        let of = super::bytes;
+        let of = super::parse_bytes;
         assert_eq!(
             [of("512"), of("7500M"), of(" 8 G "), of("1k")],
             [Some(512), Some(7500 << 20), Some(8 << 30), Some(1024)]

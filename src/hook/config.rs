@@ -180,7 +180,7 @@ pub fn plan_with(model: &Model, config: &Config, pack: Option<&Pack>) -> Result<
         config.slots.min(plan.n_experts)
     } else {
         let budget = match config.cache_bytes {
-            0 => (plan.memory_bytes / 2).saturating_sub(plan.dense_bytes),
+            0 => default_cache_bytes(plan.memory_bytes, plan.dense_bytes),
             bytes => bytes,
         };
         plan.slots_for(budget)?
@@ -189,6 +189,11 @@ pub fn plan_with(model: &Model, config: &Config, pack: Option<&Pack>) -> Result<
     plan.cache_bytes = plan.slot_bytes * u64::from(plan.slots);
     plan.check_slots(plan.slots)?;
     Ok(plan)
+}
+
+/// What experts get where nobody says: half of the memory, less what every token uses anyway.
+pub fn default_cache_bytes(memory_bytes: u64, dense_bytes: u64) -> u64 {
+    (memory_bytes / 2).saturating_sub(dense_bytes)
 }
 
 impl Plan {

@@ -37,6 +37,8 @@ pub use config::{Backing, CHUNK_BYTES, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
 pub use source::{IoMode, IoReport, ReadAt, Stamp};
 pub use sys::machine::{Machine, MachineState};
+#[cfg(feature = "tools")]
+pub use sys::{disk_read_bytes, drop_cached};
 pub use sys::{memory_bytes, page_bytes};
 
 use crate::error::{Result, err};

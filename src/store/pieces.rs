@@ -75,9 +75,11 @@ impl LayerPieces {
                 let (from, to) = (i * chunk, ((i + 1) * chunk).min(run.len_bytes));
                 let near = run.in_slot + from.saturating_sub(run.block)..run.in_slot + to;
                 let waits = |s: &Range<u64>| s.start < near.end && s.end > near.start;
-                let first = slices.iter().position(waits).unwrap_or(0) as u32;
-                let end = slices.iter().rposition(waits).map_or(0, |i| i as u32 + 1);
-                pieces.push(Piece { run: index, from, to, slices: first..end, number: (i as usize, n as usize) });
+                // a piece of padding alone counts as the last slice's
+                let first = slices.iter().position(waits).unwrap_or(slices.len().saturating_sub(1));
+                let end = slices.iter().rposition(waits).unwrap_or(first) + 1;
+                let slices = first as u32..end as u32;
+                pieces.push(Piece { run: index, from, to, slices, number: (i as usize, n as usize) });
             }
         }
         let of_slice = |i: u32| pieces.iter().filter(|p| p.slices.contains(&i)).count() as u32;
@@ -158,6 +160,13 @@ mod tests {
             prop_assert_eq!(at, start + len);
             prop_assert_eq!(&p.of_slice[..], &counted[..]);
         }
+    }
+
+    #[test]
+    fn a_piece_of_padding_alone_belongs_to_the_last_slice() {
+        let p = LayerPieces::new(vec![run(0, 16384 * 9, 4096, 0)], &[0..100, 128..16384 * 8], 16384).unwrap();
+        assert_eq!((p.get(0).slices.clone(), p.get(8).slices.clone()), (0..2, 1..2));
+        assert_eq!((p.of_slice[0], p.of_slice[1]), (1, 9));
     }
 
     #[test]

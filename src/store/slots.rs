@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Readers of the state need no lock: a slice is there if its own count has come to 0. A waiter that finds it is not sleeps
-//! on its layer's condition variable, and every finish wakes that layer. A finish changes the atomics first and takes
+//! on its layer's condition variable, and whatever comes to 0 wakes that layer. A finish changes the atomics first and takes
 //! the layer's lock afterwards, so a waiter either sees the change or is already asleep when it is woken.
 
 use std::ops::Range;
@@ -124,13 +124,17 @@ impl LayerSlots {
                 slice.fetch_or(FAILED, Release);
             }
         }
+        let mut over = false;
         for slice in waiting {
-            slice.fetch_sub(1, AcqRel);
+            over |= slice.fetch_sub(1, AcqRel) & IN_FLIGHT == 1;
         }
         // only now: whoever claims the slot next may set the slices' counts
-        s.word.fetch_sub(1, AcqRel);
-        self.in_flight.fetch_sub(1, Release);
-        self.wake();
+        over |= s.word.fetch_sub(1, AcqRel) & IN_FLIGHT == 1;
+        over |= self.in_flight.fetch_sub(1, AcqRel) == 1;
+        // nobody waits for less than a slice: a part of one wakes nobody
+        if over {
+            self.wake();
+        }
     }
 
     /// Claims a slot, runs `f` on it as its only user, and leaves it empty. `f` is told whether the slot takes memory, and

@@ -176,6 +176,8 @@ static void check_environment(void) {
     setenv("HOTSET_PREFILL", "record,drop", 1);
     setenv("HOTSET_LANES", "", 1);
     setenv("HOTSET_SCHEDULE", "plan.json", 1);
+    setenv("HOTSET_CHUNK", "128K", 1);
+    setenv("HOTSET_PACK", "some.hotset", 1);
     CHECK(hotset_params_from_env(&p), HOTSET_OK);
     CHECK(p.slots, 17);
     CHECK(p.cache_bytes, 3 << 20);
@@ -184,10 +186,14 @@ static void check_environment(void) {
     CHECK(p.prefill, HOTSET_PREFILL_RECORD | HOTSET_PREFILL_DROP);
     CHECK(p.lanes, hotset_params_default().lanes);
     CHECK(strcmp(p.schedule, "plan.json"), 0);
+    CHECK(hotset_params_default().chunk_bytes, HOTSET_CHUNK_BYTES);
+    CHECK(p.chunk_bytes, 128 << 10);
+    CHECK_TRUE(p.pack != NULL && strcmp(p.pack, "some.hotset") == 0);
 
     const char * const bad[][2] = { { "HOTSET_SLOTS", "many" },  { "HOTSET_SLOTS", "-1" },   { "HOTSET_CACHE_BYTES", "7Q" }, { "HOTSET_LAMBDA", "nan" },
                                     { "HOTSET_DROP", "-0.5" },   { "HOTSET_IO", "quick" },   { "HOTSET_DELTA", "full" },     { "HOTSET_PREFILL", "record,all" },
-                                    { "HOTSET_DENSE", "melt" },  { "HOTSET_LANES", "65" },   { "HOTSET_POLICY", "belady_min" } };
+                                    { "HOTSET_DENSE", "melt" },  { "HOTSET_LANES", "65" },   { "HOTSET_POLICY", "belady_min" },
+                                    { "HOTSET_CHUNK", "0.5M" } };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const char * good = strcmp(bad[i][0], "HOTSET_SLOTS") == 0 ? "18" : "";
         setenv(bad[i][0], bad[i][1], 1);
@@ -200,7 +206,8 @@ static void check_environment(void) {
         setenv(bad[i][0], good, 1);
     }
     const char * const all[] = { "HOTSET_SLOTS", "HOTSET_CACHE_BYTES", "HOTSET_LAMBDA", "HOTSET_BACKING", "HOTSET_PREFILL", "HOTSET_LANES", "HOTSET_DROP",
-                                 "HOTSET_IO",    "HOTSET_DELTA",       "HOTSET_DENSE",  "HOTSET_POLICY", "HOTSET_SCHEDULE" };
+                                 "HOTSET_IO",    "HOTSET_DELTA",       "HOTSET_DENSE",  "HOTSET_POLICY", "HOTSET_SCHEDULE",
+                                 "HOTSET_CHUNK", "HOTSET_PACK" };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) unsetenv(all[i]);
     CHECK(hotset_params_from_env(NULL), HOTSET_E_ARGUMENT);
     p.struct_size = 0;
@@ -889,9 +896,51 @@ static void check_timeout(void) {
     unlink(path);
 }
 
+/* Experts that were read from a pack: in the slots are the mapped file's bytes. */
+static void check_pack(const char * pack, const struct hotset_plan * plain) {
+    struct hotset *      h = NULL;
+    struct hotset_plan   plan = { .struct_size = sizeof plan };
+    struct hotset_shape  packed = { .struct_size = sizeof packed };
+    struct hotset_params p = hotset_params_default();
+    p.slots = plain->k;
+    p.pack  = model_path; /* a file, but no pack */
+    CHECK_REFUSED(model_path, p, HOTSET_E_FORMAT);
+    p.pack = "/nowhere.hotset";
+    CHECK_REFUSED(model_path, p, HOTSET_E_IO);
+    p.pack    = pack;
+    p.backing = HOTSET_BACKING_PAGE_CACHE;
+    CHECK_REFUSED(model_path, p, HOTSET_E_ARGUMENT);
+    p.backing     = HOTSET_BACKING_SLOTS;
+    p.chunk_bytes = 1000;
+    CHECK_REFUSED(model_path, p, HOTSET_E_ARGUMENT);
+    p.chunk_bytes = 64 << 10;
+    CHECK(hotset_plan(model_path, &p, &plan), HOTSET_OK);
+    CHECK_TRUE(plan.slot_bytes > 0 && plan.slot_bytes % 16384 == 0);
+    if (!CHECK(hotset_open(model_path, &p, &h), HOTSET_OK)) return;
+    CHECK(hotset_shape(h, &packed), HOTSET_OK);
+    CHECK(packed.slot_bytes, plan.slot_bytes);
+    CHECK(packed.bounced_bytes, 0);
+    CHECK_TRUE((packed.io == HOTSET_IO_DIRECT) == (packed.straight_bytes > 0));
+    for (uint32_t l = 0; l < plan.n_layers; l++) {
+        struct hotset_bank  banks[MAX_BANKS] = { { .struct_size = sizeof(struct hotset_bank) } };
+        const int32_t       n = hotset_banks(h, blocks[l], banks, MAX_BANKS);
+        struct hotset_batch b = batch_of(blocks[l], 1);
+        for (uint32_t i = 0; i < plan.k; i++) ids[i] = (int32_t) (plan.n_experts - 1 - i);
+        CHECK(hotset_admit(h, &b, ids, plan.k * sizeof(int32_t), NULL, 0, NULL), HOTSET_OK);
+        CHECK(hotset_wait(h, blocks[l], -1, HOTSET_ALL), HOTSET_OK);
+        for (int32_t j = 0; j < n && j < MAX_BANKS; j++)
+            for (uint32_t i = 0; i < plan.k; i++) {
+                const char * slot = (const char *) banks[j].base + (size_t) ids[i] * banks[j].stride_bytes;
+                const char * file = (const char *) banks[j].mapped + (size_t) (plan.n_experts - 1 - i) * banks[j].slice_bytes;
+                CHECK(memcmp(slot, file, banks[j].slice_bytes), 0);
+            }
+    }
+    hotset_close(h);
+}
+
 int main(int argc, char ** argv) {
-    if (argc != 3) {
-        fprintf(stderr, "usage: host MODEL.gguf SCRATCH_FOLDER\n");
+    if (argc != 4) {
+        fprintf(stderr, "usage: host MODEL.gguf SCRATCH_FOLDER PACK.hotset\n");
         return 2;
     }
     model_path = argv[1];
@@ -903,6 +952,7 @@ int main(int argc, char ** argv) {
     if (n_failed == 0) check_refusals(&plan);
     if (n_failed == 0) check_session(&plan);
     if (n_failed == 0) check_schedule();
+    if (n_failed == 0) check_pack(argv[3], &plan);
     if (n_failed == 0) check_memory();
     if (n_failed == 0) check_timeout();
     if (n_failed == 0) check_changed_file();

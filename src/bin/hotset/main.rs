@@ -5,10 +5,13 @@
 
 mod ab;
 mod analyze;
+mod doctor;
 mod drop_replay;
 mod global_replay;
 mod inspect;
+mod io;
 mod output;
+mod pack;
 mod replay;
 mod report;
 mod sweep;
@@ -32,10 +35,13 @@ struct Cli {
 enum Command {
     Ab(ab::Args),
     Analyze(analyze::Args),
+    Doctor(doctor::Args),
     #[command(name = "global-replay")]
     GlobalReplay(global_replay::Args),
     DropReplay(drop_replay::Args),
     Inspect(inspect::Args),
+    Io(io::Args),
+    Pack(pack::Args),
     Replay(replay::Args),
     Report(report::Args),
     Sweep(sweep::Args),
@@ -47,9 +53,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     let done = match command {
         Command::Ab(args) => return ab::run(&args),
         Command::Analyze(args) => analyze::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::GlobalReplay(args) => global_replay::run(&args),
         Command::DropReplay(args) => drop_replay::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Io(args) => io::run(&args),
+        Command::Pack(args) => pack::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Sweep(args) => sweep::run(&args),

@@ -32,6 +32,12 @@ pub fn bytes(n: u64) -> String {
     format!("{v:.digits$} {unit}")
 }
 
+/// A size from the command line: bytes, or K, M, G behind a number (powers of 1024), as in the environment.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    hotset::abi::parse_bytes(text)
+        .ok_or_else(|| "bytes, or a number with K, M or G behind it (powers of 1024)".to_owned())
+}
+
 /// Lines of `label  value`, the values aligned.
 pub fn facts(facts: &[(&str, String)]) -> String {
     let width = facts.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);

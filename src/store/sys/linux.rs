@@ -58,6 +58,25 @@ pub unsafe fn reuse(start: *mut u8, bytes: usize) {
     unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
+/// Bytes that the drive has delivered for this process, in all; None where the system does not say.
+#[cfg(feature = "tools")]
+pub fn disk_read_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
+}
+
+/// Writes what is still to be written of the file, and asks for its pages to leave the page cache. Pages that are mapped and in
+/// use may stay.
+#[cfg(feature = "tools")]
+pub fn drop_cached(file: &File) -> io::Result<()> {
+    file.sync_all()?;
+    // SAFETY: the descriptor is open; the advice changes no contents.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
 /// Asks for a range of the file to be read into the page cache; returns at once. A refusal costs only speed.
 pub fn prefetch(_file: &File, _offset: u64, _bytes: u64) {
     // MADV_WILLNEED on the mapping, which the caller has given, starts the same reads.

@@ -1,7 +1,7 @@
 //! Everything of the store that is the system's business: mapping, locking, positioned reads, and the little that
 //! differs between platforms. The rest of the store calls these functions and knows no platform.
 //!
-//! Shared by all unixes here; `linux` and `macos` hold the same six items each, and other unixes get the plain versions
+//! Shared by all unixes here; `linux` and `macos` hold the same items each, and other unixes get the plain versions
 //! at the end of this file.
 
 use std::fs::File;
@@ -21,6 +21,8 @@ mod macos;
 use macos as platform;
 
 pub(super) use platform::{direct_align, discard, open_direct, prefetch, reuse};
+#[cfg(feature = "tools")]
+pub use platform::{disk_read_bytes, drop_cached};
 
 /// Bytes of a page of memory: 16 KiB on Apple silicon.
 pub fn page_bytes() -> u64 {
@@ -134,6 +136,16 @@ mod platform {
     }
 
     pub unsafe fn reuse(_start: *mut u8, _bytes: usize) {}
+
+    #[cfg(feature = "tools")]
+    pub fn disk_read_bytes() -> Option<u64> {
+        None
+    }
+
+    #[cfg(feature = "tools")]
+    pub fn drop_cached(_file: &File) -> io::Result<()> {
+        Err(io::Error::from(io::ErrorKind::Unsupported))
+    }
 
     pub fn prefetch(_file: &File, _offset: u64, _bytes: u64) {}
 }
