@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(required = true, value_name = "TRACE|RUN")]
     inputs: Vec<PathBuf>,
     /// The page; an older one is replaced
-    #[arg(short, value_name = "FILE", required_unless_present = "json")]
+    #[arg(short, long, value_name = "FILE", required_unless_present = "json")]
     output: Option<PathBuf>,
     /// The run's metrics log (with one trace)
     #[arg(long, value_name = "FILE")]
