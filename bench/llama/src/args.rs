@@ -37,7 +37,7 @@ pub struct Load {
 pub struct HookArgs {
     /// The engine alone: mapped file, no callback, none of the flags below
     #[arg(long, conflicts_with_all = ["slots", "cache_bytes", "policy", "lambda", "top_j", "delta", "drop", "renormalise", "trace", "metrics",
-        "schedule", "lanes", "read_ahead", "pack", "io", "backing", "dense", "prefill", "top_m", "wait", "fork", "poison"])]
+        "schedule", "lanes", "read_ahead", "pack", "chunk_bytes", "io", "backing", "dense", "prefill", "top_m", "wait", "fork", "poison"])]
     pub no_hook: bool,
     /// Slots per layer
     #[arg(long)]
@@ -81,6 +81,9 @@ pub struct HookArgs {
     /// Packed experts (hotset pack), read instead of the model's own file
     #[arg(long, value_name = "FILE")]
     pub pack: Option<PathBuf>,
+    /// Experts are read in parts of at most so many bytes (K, M, G), by several lanes at once; 0: whole slices
+    #[arg(long, value_parser = parse_size)]
+    pub chunk_bytes: Option<u64>,
     /// How experts are read
     #[arg(long)]
     pub io: Option<Io>,

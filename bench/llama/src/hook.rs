@@ -243,6 +243,7 @@ fn lay_over(params: &mut ffi::hotset_params, args: &HookArgs) {
     put(&mut params.renormalise, args.renormalise.map(|r| r.number()));
     put(&mut params.lanes, args.lanes);
     put(&mut params.read_ahead, args.read_ahead);
+    put(&mut params.chunk_bytes, args.chunk_bytes);
     put(&mut params.io, args.io.map(|io| io.number()));
     put(&mut params.backing, args.backing.map(|b| b.number()));
     put(&mut params.dense, args.dense.map(|d| d.number()));

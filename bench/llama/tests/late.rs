@@ -4,6 +4,7 @@
 mod common;
 
 use common::{json, model, number};
+use hotset::model::{Model, pack_write};
 use serde_json::Value;
 
 fn decode(flags: &str) -> Value {
@@ -55,6 +56,37 @@ fn reading_ahead_changes_no_logits_and_no_decision() {
             // The next layer's router sees nearly what it will see: far more guesses come true than of any six of 64 experts.
             let (issued, adopted) = (number(&run, "ahead_issued"), number(&run, "ahead_adopted"));
             assert!(issued > 100 && 4 * adopted > issued, "{slots} slots: {adopted} of {issued}");
+        }
+    }
+}
+
+/// Everything on the way of a miss, alone and together.
+#[test]
+fn every_way_of_a_miss_gives_the_same_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    let pack = dir.path().join("model.hotset");
+    pack_write::pack(&Model::open(&model()).unwrap(), &pack, &mut |_| ()).unwrap();
+    let plain = decode("--slots 12");
+    let pack = format!("--pack {}", pack.display());
+    let ways = [
+        &pack,
+        "--read-ahead 5",
+        "--chunk-bytes 4096",
+        "--chunk-bytes 0",
+        "--lanes 1",
+        "--io buffered",
+        "--wait layer",
+    ];
+    for chosen in 1u32..1 << ways.len() {
+        // Alone, all but one, and all; two that say opposite things do not go together.
+        let n = chosen.count_ones() as usize;
+        if n != 1 && n < ways.len() - 2 || chosen & 0b1100 == 0b1100 {
+            continue;
+        }
+        let flags: Vec<&str> = (0..ways.len()).filter(|i| chosen >> i & 1 == 1).map(|i| ways[i]).collect();
+        let run = decode(&format!("--slots 12 --poison {}", flags.join(" ")));
+        for key in ["logits_fnv", "misses_per_layer"] {
+            assert_eq!(run[key], plain[key], "{key}: {flags:?}");
         }
     }
 }
