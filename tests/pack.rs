@@ -391,7 +391,7 @@ fn io_measures_and_says_where_bytes_came_from() {
     let says = program::ok(program::hotset().arg("io").arg(&model).args(["--seconds", "0.2", "--no-fio"]));
     assert!(says.contains("use  HOTSET_LANES=") && says.contains("from the drive"), "{says}");
     let mut io = program::hotset();
-    program::fails(io.arg("io").arg(&model).args(["--depths", "65"]), 1, "[65]");
+    program::fails(io.arg("io").arg(&model).args(["--depths", "65"]), 2, "[65]");
     program::fails(program::hotset().arg("io").arg(&model).args(["--chunks", "4K"]), 2, "4096 bytes");
     program::fails(program::hotset().arg("io").arg(&model).args(["--pack", "/nowhere"]), 1, "/nowhere");
 }

@@ -22,7 +22,7 @@ use hotset::{Error, ErrorKind};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 
-use crate::io::{alignment, mode_name};
+use crate::io::{alignment, measure, mode_name};
 use crate::output;
 use crate::replay::k_of;
 
@@ -165,7 +165,7 @@ impl Args {
         drive.forget().ok();
         let plan =
             IoPlan { depths: vec![1, 4, 8], chunks: vec![0, CHUNK_BYTES], modes: vec![IoMode::Direct], seconds: 0.3 };
-        let sweep = plan.run(drive, &mut |_| ())?;
+        let sweep = measure(&plan, drive)?;
         let advice = sweep.advice().context("nothing was measured")?;
         let two = sweep.misses.iter().find(|m| m.n == 2 && m.way.chunk_bytes == advice.chunk_bytes);
         Ok(Bandwidth {
@@ -266,11 +266,10 @@ fn made(plan: &hook::Plan) -> Result<Routed> {
     let top_m = 64.max(k).min(experts);
     let params = SynthParams { layers, experts, k, top_m, tokens: MADE_TOKENS, ..SynthParams::qwen4exp() };
     let path = std::env::temp_dir().join(format!("hotset-doctor-{}.q4rt", std::process::id()));
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    bar.set_message("replaying a made trace");
-    bar.enable_steady_tick(Duration::from_secs(2));
+    let bytes = u64::from(params.tokens) * params.header().token_bytes();
+    let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::hidden());
     let write = || -> Result<Routed> {
-        let mut out = BufWriter::new(File::create(&path)?);
+        let mut out = BufWriter::new(Watched { out: File::create(&path)?, bar: &bar });
         Synth::new(params)?.write(&mut out)?;
         out.flush()?;
         Ok(Routed::from_trace(&Trace::open(&path)?, None, Some(usize::from(k)))?)
@@ -280,6 +279,26 @@ fn made(plan: &hook::Plan) -> Result<Routed> {
     // a file that cannot be removed is not worth failing for
     let _ = std::fs::remove_file(&path);
     routed
+}
+
+/// A file that moves a bar, which shows after two seconds.
+struct Watched<'a> {
+    out: File,
+    bar: &'a ProgressBar,
+}
+
+impl Write for Watched<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.bar.is_hidden() && self.bar.elapsed() > Duration::from_secs(2) {
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        self.bar.inc(bytes.len() as u64);
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
 }
 
 /// All that is to be said.

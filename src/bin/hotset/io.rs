@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 use hotset::drive::fio::{self, Fio};
 use hotset::drive::sweep::{Advice, Miss, Plan, Rate, Sweep};
 use hotset::drive::{Drive, Measured};
 use hotset::model::{Model, Pack};
 use hotset::store::{IoMode, IoReport};
+use hotset::{Error, ErrorKind};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
@@ -79,17 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
     let drive = Drive { model: &model, pack: pack.as_ref(), seed: args.seed };
     // what was just written is not on the drive yet; that this may fail is no matter where reads are direct
     drive.forget().ok();
-    let plan = args.plan();
-    let bar = progress_bar(plan.n_measurements() as u64);
-    let sweep = plan.run(&drive, &mut |done| {
-        // short work shows no bar
-        if bar.is_hidden() && bar.elapsed() > Duration::from_secs(2) {
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    let sweep = sweep?;
+    let sweep = measure(&args.plan(), &drive)?;
     let advice = sweep.advice();
     let beside = if args.no_fio { None } else { advice.and_then(|a| beside(&drive, &sweep, a)) };
     if args.json {
@@ -99,14 +90,33 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// Measures, with a bar.
+pub fn measure(plan: &Plan, drive: &Drive) -> Result<Sweep> {
+    let bar = progress_bar(plan.n_measurements() as u64);
+    let sweep = plan.run(drive, &mut |done| {
+        // short work shows no bar
+        if bar.is_hidden() && bar.elapsed() > Duration::from_secs(2) {
+            bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    Ok(sweep?)
+}
+
 impl Args {
     fn check(&self) -> Result<()> {
         let depth = |d: &usize| (1..=64).contains(d);
         if self.depths.is_empty() || !self.depths.iter().all(depth) || self.chunks.is_empty() {
-            bail!("--depths are 1 to 64 and --chunks at least one: {:?} and {:?} given", self.depths, self.chunks);
+            let what = format!(
+                "--depths are 1 to 64 and --chunks at least one: {:?} and {:?} given",
+                self.depths, self.chunks
+            );
+            return Err(Error::new(ErrorKind::Argument, what).into());
         }
         if !(self.seconds > 0.0 && self.seconds <= 3600.0) {
-            bail!("--seconds {}: above 0, at most 3600", self.seconds);
+            let what = format!("--seconds {}: above 0, at most 3600", self.seconds);
+            return Err(Error::new(ErrorKind::Argument, what).into());
         }
         Ok(())
     }
