@@ -71,6 +71,30 @@ fn an_engine_is_run_and_what_it_logs_analysed() {
     assert!((ratio - 2f64.ln()).abs() < 0.05, "{c}");
 }
 
+/// Without a plan file it is planned here, and the plan that ran is in the folder.
+#[test]
+fn plans_are_made_where_none_is_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |out: &str, flags: &[&str]| {
+        let mut command = hotset();
+        command.args(["ab", "run"]).args(flags).arg("--out").arg(dir.path().join(out));
+        command.args(["--", "sh", "-c", &LOGS.replace("SEED", "1").replace("\"B\" : \"A\"", "\"F1\" : \"F0\"")]);
+        command
+    };
+    let made = ["--drop", "0,1", "--tokens", "160", "--block", "20", "--washout", "2"];
+    ok(&mut run("x", &made));
+    let plan = std::fs::read(dir.path().join("x/plan.json")).unwrap();
+    let plan = hotset::hook::Schedule::parse(&plan).unwrap();
+    assert_eq!(
+        (plan.cells[1].name.as_str(), plan.cells[1].drop, plan.blocks.len(), plan.washout),
+        ("F1", Some(1.0), 8, 2)
+    );
+    fails(&mut run("y", &[]), 2, "--tokens");
+    fails(&mut run("y", &["--tokens", "100", "--drop", "0,1"]), 2, "blocks");
+    fails(&mut run("y", &[&["--plan", "p.json"][..], &made].concat()), 2, "--plan");
+    assert!(!dir.path().join("y").exists());
+}
+
 #[test]
 fn what_goes_wrong_is_named() {
     let dir = tempfile::tempdir().unwrap();

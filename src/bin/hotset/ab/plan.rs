@@ -28,6 +28,22 @@ backing=slots|page-cache; what is left out stays as the engine has set it.
 Washout: tokens at each block's start that are not measured, because the cache is still the other cell's: by default its turnover, slots
 over misses per token and layer (of --pilot with --layers, or --turnover), else 16. Block: five washouts, at least 40 tokens.")]
 pub struct Args {
+    #[command(flatten)]
+    design: Design,
+    /// Decode tokens in all, washout included
+    #[arg(long, value_name = "N")]
+    tokens: u64,
+    /// The plan; an older one is replaced [default: standard output]
+    #[arg(short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print the plan's facts as one JSON object (wants -o)
+    #[arg(long, requires = "output")]
+    json: bool,
+}
+
+/// What a plan is made of, but for the tokens: `hotset ab run` can plan, too.
+#[derive(clap::Args)]
+pub struct Design {
     /// A cell (again for each)
     #[arg(long, value_name = "KEY=VALUE,...")]
     cell: Vec<String>,
@@ -37,12 +53,6 @@ pub struct Args {
     /// Bonuses lambda: a cell for each, with each of --drop
     #[arg(long, value_name = "LAMBDA", value_delimiter = ',')]
     lambda: Vec<f64>,
-    /// Decode tokens in all, washout included
-    #[arg(long, value_name = "N")]
-    tokens: u64,
-    /// The plan; an older one is replaced [default: standard output]
-    #[arg(short, value_name = "FILE")]
-    output: Option<PathBuf>,
     /// Of the lots
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
@@ -73,36 +83,14 @@ pub struct Args {
     /// Tokens after which a layer's cache holds other experts
     #[arg(long, value_name = "TOKENS", conflicts_with = "layers")]
     turnover: Option<f64>,
-    /// Of the intervals to come
+    /// Of the intervals
     #[arg(long, value_name = "LEVEL", default_value_t = 0.95)]
-    level: f64,
-    /// Print the plan's facts as one JSON object (wants -o)
-    #[arg(long, requires = "output")]
-    json: bool,
+    pub level: f64,
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    if !(0.5..=0.9999).contains(&args.level) {
-        return Err(usage(format!("--level {}: 0.5 to 0.9999 wanted", args.level)));
-    }
-    let pilot = args.pilot.as_deref().map(|path| plan::pilot(&Log::load(path)?, args.skip, args.layers)).transpose()?;
-    let carry = Carry::ALL.iter().copied().find(|c| c.name() == args.carry);
-    let wanted = Wanted {
-        cells: args.cells()?,
-        tokens: args.tokens,
-        seed: args.seed,
-        carry: carry.ok_or_else(|| usage(format!("--carry {}: washout, flush or restore wanted", args.carry)))?,
-        block: args.block,
-        washout: args.washout,
-        turnover: args.turnover.or(pilot.and_then(|p| p.turnover)),
-        spread: pilot.map_or_else(Spread::default, |p| p.spread),
-        looks: args.looks,
-        again: args.again,
-        alpha: 1.0 - args.level,
-    };
-    let planned = plan::plan(&wanted)?;
+    let (planned, wanted, said) = args.design.plan(args.tokens)?;
     let text = planned.schedule.to_json();
-    let said = words(&planned, &wanted, pilot.as_ref());
     match &args.output {
         Some(path) => {
             std::fs::write(path, text).with_context(|| path.display().to_string())?;
@@ -115,7 +103,33 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-impl Args {
+impl Design {
+    /// The plan for so many tokens, what it was made of, and both in words.
+    pub fn plan(&self, tokens: u64) -> Result<(Planned, Wanted, String)> {
+        if !(0.5..=0.9999).contains(&self.level) {
+            return Err(usage(format!("--level {}: 0.5 to 0.9999 wanted", self.level)));
+        }
+        let pilot =
+            self.pilot.as_deref().map(|path| plan::pilot(&Log::load(path)?, self.skip, self.layers)).transpose()?;
+        let carry = Carry::ALL.iter().copied().find(|c| c.name() == self.carry);
+        let wanted = Wanted {
+            cells: self.cells()?,
+            tokens,
+            seed: self.seed,
+            carry: carry.ok_or_else(|| usage(format!("--carry {}: washout, flush or restore wanted", self.carry)))?,
+            block: self.block,
+            washout: self.washout,
+            turnover: self.turnover.or(pilot.and_then(|p| p.turnover)),
+            spread: pilot.map_or_else(Spread::default, |p| p.spread),
+            looks: self.looks,
+            again: self.again,
+            alpha: 1.0 - self.level,
+        };
+        let planned = plan::plan(&wanted)?;
+        let said = words(&planned, &wanted, pilot.as_ref());
+        Ok((planned, wanted, said))
+    }
+
     fn cells(&self) -> Result<Vec<Cell>> {
         let mut cells = self.cell.iter().map(|text| cell(text)).collect::<Result<Vec<_>>>()?;
         let all = |given: &[f64]| -> Vec<Option<f64>> {

@@ -12,6 +12,7 @@ use hotset::hook::Schedule;
 use serde_json::json;
 
 use super::child::{self, Engine};
+use super::plan::Design;
 use super::shown;
 use crate::output;
 
@@ -24,22 +25,25 @@ as many tokens as the plan has. Every other setting (HOTSET_SLOTS, ...) is passe
 Examples:
   HOTSET_SLOTS=24 hotset ab run --plan plan.json --out exp1 -- hotset-llama decode -m model.gguf -p \"In the beginning\" -n 4000 --ignore-eos
   hotset ab run --plan plan.json --out exp2 --runs 3 -- ./my-engine model.gguf
+  hotset ab run --drop 0,0.5,0.75,1 --lambda 0,0.12 --tokens 24000 --out exp3 -- ./my-engine model.gguf
 
-DIR gets the plan (plan.json), a log and the engine's output for each run (run-1.csv, run-1.txt, ...) and analysis.json; it must not hold any yet.
+Cells and order come from --plan, or are planned here (`hotset ab plan --help` says how). DIR gets the plan (plan.json), a log and the engine's output for each run (run-1.csv, run-1.txt, ...) and analysis.json; it must not hold any yet.
 When this is ended the engine is, too, and what it has logged stays. Exit codes: 0 done, 1 failed, 2 the command line asks for what cannot be.")]
 pub struct Args {
     /// Cells and blocks, as `hotset ab plan` writes them
-    #[arg(long, value_name = "FILE")]
-    plan: PathBuf,
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "cell", "drop", "lambda", "again", "pilot"])]
+    plan: Option<PathBuf>,
+    /// Without --plan: decode tokens in all, washout included
+    #[arg(long, value_name = "N", required_unless_present = "plan")]
+    tokens: Option<u64>,
+    #[command(flatten)]
+    design: Design,
     /// Folder for what comes out, made anew
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Start the engine so many times, one after the other
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Of every interval
-    #[arg(long, value_name = "LEVEL", default_value_t = 0.95)]
-    level: f64,
     /// Compare all cells with this one only
     #[arg(long, value_name = "CELL")]
     baseline: Option<String>,
@@ -52,7 +56,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let mut schedule = Schedule::load(&args.plan)?;
+    let mut schedule = args.schedule()?;
     schedule.ab.insert("runs".into(), json!(args.runs));
     make_folder(&args.out)?;
     // the engine may change its folder
@@ -64,12 +68,29 @@ pub fn run(args: &Args) -> Result<()> {
     for number in 1..=args.runs {
         logs.push(one(args, &schedule, &out, number)?);
     }
-    let options =
-        Options { level: args.level, baseline: args.baseline.clone(), plan: Some(schedule), ..Options::default() };
+    let options = Options {
+        level: args.design.level,
+        baseline: args.baseline.clone(),
+        plan: Some(schedule),
+        ..Options::default()
+    };
     let analysis = ab::analyze(&logs, &options)?;
     let result = out.join("analysis.json");
     fs::write(&result, format!("{:#}\n", analysis.to_json())).with_context(|| result.display().to_string())?;
     if args.json { output::print_json(&analysis.to_json()) } else { output::print(&shown::text(&analysis)) }
+}
+
+impl Args {
+    fn schedule(&self) -> Result<Schedule> {
+        if let Some(path) = &self.plan {
+            return Ok(Schedule::load(path)?);
+        }
+        let (planned, _, said) = self.design.plan(self.tokens.unwrap_or(0))?;
+        if !self.json {
+            eprintln!("{}", said.trim_end());
+        }
+        Ok(planned.schedule)
+    }
 }
 
 /// One run of the engine; its log.
