@@ -23,6 +23,9 @@ pub const MISSES: usize = 2;
 pub const MASS_LOST: usize = 5;
 pub const MAJOR_FAULTS: usize = 6;
 
+/// A pass that takes longer is none: 11 days.
+const MAX_NS: f64 = 1e15;
+
 /// One decode pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -154,6 +157,13 @@ impl Line<'_> {
         self.number(name)?.ok_or_else(|| err!(Format, "line {}: no {name}", self.number))
     }
 
+    fn bounded(&self, name: &str, found: f64, most: f64) -> Result<()> {
+        if found <= most {
+            return Ok(());
+        }
+        Err(err!(Format, "line {}: {name}: at most {most:e} wanted, {found:e} found", self.number))
+    }
+
     /// A pass as the hook writes it; None: a prefill, or without a time.
     fn own(&self, cells: &mut Vec<String>) -> Result<Option<Row>> {
         let phase = self.text("phase").ok_or_else(|| err!(Format, "line {}: no phase", self.number))?;
@@ -162,6 +172,7 @@ impl Line<'_> {
             return Ok(None);
         }
         let Some(wall_ns) = self.number("wall_ns")?.filter(|ns| *ns > 0.0) else { return Ok(None) };
+        self.bounded("wall_ns", wall_ns, MAX_NS)?;
         let mut counts = [f64::NAN; COUNTS.len()];
         for (count, name) in counts.iter_mut().zip(COUNTS) {
             *count = self.number(name)?.unwrap_or(f64::NAN);
@@ -192,6 +203,7 @@ impl Line<'_> {
     /// A token as bmoe_metrics v1 has it.
     fn foreign(&self) -> Result<Row> {
         let wall_ms = self.wanted("wall_ms")?;
+        self.bounded("wall_ms", wall_ms, MAX_NS / 1e6)?;
         if wall_ms == 0.0 {
             return Err(err!(Format, "line {}: wall_ms: a number above 0 wanted, 0 found", self.number));
         }
@@ -266,6 +278,7 @@ mod tests {
             ("{\"tokens\":1}\n", "line 1: no phase"),
             ("phase,tokens,wall_ns\ndecode,1,-5\n", "line 2: wall_ns: a number of 0 or more wanted, -5 found"),
             ("phase,tokens,wall_ns\ndecode,1,inf\n", "wall_ns"),
+            ("phase,tokens,wall_ns\ndecode,1,1e300\n", "line 2: wall_ns: at most 1e15 wanted, 1e300 found"),
             ("step,wall_ms\n1,0\n", "line 2: wall_ms: a number above 0 wanted"),
             ("step,wall_ms\n1,\n", "line 2: no wall_ms"),
         ];

@@ -10,5 +10,6 @@ mod shared;
 
 mod cli;
 mod device;
+mod hostile;
 mod made;
 mod simulated;
