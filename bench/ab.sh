@@ -2,7 +2,7 @@
 # A whole experiment on the trained model, with slots few enough to matter: F 0, .5, .75, 1 with lambda 0 and .12, planned, run, analysed; what each
 # of the eight costs in quality; and both on one page. The engine steps through a text, so every token meets its cell.
 #
-#     bench/ab.sh [TOKENS]     (24000)     HOTSET_AB_SLOTS (12 of 64), HOTSET_AB_BYTES of text for the quality (6000),
+#     bench/ab.sh [TOKENS]     (24000, at least 5120)     HOTSET_AB_SLOTS (12 of 64), HOTSET_AB_BYTES of text for the quality (6000),
 #                                          HOTSET_AB_DIR: where everything goes (target/bench/ab), made anew
 # The machine is to do nothing else meanwhile. bench/llama/tests/experiment.rs is the short form, as a test.
 set -eu

@@ -75,9 +75,7 @@ impl Options {
         if !(100..=1_000_000).contains(&self.resamples) {
             return Err(err!(Argument, "{} resamples: 100 to 1000000 wanted", self.resamples));
         }
-        if let Some((number, of)) = self.look
-            && !(1..=of.min(100)).contains(&number)
-        {
+        if let Some((number, of)) = self.look.filter(|&(number, of)| !(1..=of.min(100)).contains(&number)) {
             return Err(err!(Argument, "look {number} of {of}: 1/1 to 100/100 wanted"));
         }
         Ok(())

@@ -106,9 +106,7 @@ const LEAST_BLOCK: u64 = 40;
 /// `Argument` for what cannot work, with the numbers.
 pub fn plan(wanted: &Wanted) -> Result<Planned> {
     let mut cells = wanted.cells.clone();
-    if wanted.again
-        && let Some(first) = cells.first().cloned()
-    {
+    if let Some(first) = wanted.cells.first().filter(|_| wanted.again).cloned() {
         cells.insert(1, Cell { name: format!("{} again", first.name), ..first });
     }
     let n = cells.len();

@@ -7,6 +7,7 @@ use super::log::MAJOR_FAULTS;
 use super::session::{Session, finished, planned};
 use super::verdict::digits;
 use super::{Analysis, Design, Options, order, sequential};
+use crate::hook::schedule::Schedule;
 
 /// Successive tokens of one cell, beside that cell's mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -155,10 +156,8 @@ fn order_and_looks(
         );
         tell("few lots", words);
     }
-    if let Some(plan) = &options.plan
-        && options.look.is_none()
-        && planned(plan).0 == 1
-    {
+    let unplanned = |plan: &&Schedule| options.look.is_none() && planned(plan).0 == 1;
+    if let Some(plan) = options.plan.as_ref().filter(unplanned) {
         let (found, blocks) = (finished(&session.runs, plan).len(), planned(plan).1);
         if found < blocks {
             let words = "an early look that was not planned: the level holds only if you would have stopped here whatever it says";

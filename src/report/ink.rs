@@ -131,8 +131,8 @@ impl DrawingBackend for Svg<'_> {
         let (x, y) = (a.0.min(b.0), a.1.min(b.1));
         let (width, height) = (px((a.0 - b.0).abs()), px((a.1 - b.1).abs()));
         let kind = if fill { "area" } else { "line" };
-        let shape = format_args!(r#"x="{}" y="{}" width="{width}" height="{height}""#, px(x), px(y));
-        self.element("rect", kind, style.color(), shape)
+        let shape = format!(r#"x="{}" y="{}" width="{width}" height="{height}""#, px(x), px(y));
+        self.element("rect", kind, style.color(), format_args!("{shape}"))
     }
 
     fn draw_path<S: BackendStyle, I: IntoIterator<Item = BackendCoord>>(&mut self, path: I, style: &S) -> Done {
@@ -141,8 +141,8 @@ impl DrawingBackend for Svg<'_> {
 
     fn draw_circle<S: BackendStyle>(&mut self, at: BackendCoord, radius: u32, style: &S, fill: bool) -> Done {
         let kind = if fill { "area" } else { "line" };
-        let shape = format_args!(r#"cx="{}" cy="{}" r="{}""#, px(at.0), px(at.1), px(radius as i32));
-        self.element("circle", kind, style.color(), shape)
+        let shape = format!(r#"cx="{}" cy="{}" r="{}""#, px(at.0), px(at.1), px(radius as i32));
+        self.element("circle", kind, style.color(), format_args!("{shape}"))
     }
 
     fn fill_polygon<S: BackendStyle, I: IntoIterator<Item = BackendCoord>>(&mut self, points: I, style: &S) -> Done {

@@ -250,7 +250,6 @@ static void check_refusals(const struct hotset_plan * plan) {
     WITH(renormalise, 3, HOTSET_E_ARGUMENT);
     WITH(prefill, 8, HOTSET_E_ARGUMENT);
     WITH(lanes, 65, HOTSET_E_ARGUMENT);
-    WITH(read_ahead, UINT32_MAX, HOTSET_OK); /* no more than there are experts beyond the slots */
     WITH(lambda, -0.1, HOTSET_E_ARGUMENT);
     WITH(lambda, (double) NAN, HOTSET_E_ARGUMENT);
     WITH(drop, -0.1, HOTSET_E_ARGUMENT);
