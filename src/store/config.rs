@@ -17,7 +17,7 @@ pub enum Backing {
     PageCache,
 }
 
-/// The longest read that an expert is cut into by default: measured, see bench/README.md.
+/// The longest read that an expert is cut into by default: six reads of an expert of the target, for drives that need four in flight. See bench/README.md.
 pub const CHUNK_BYTES: u64 = 256 << 10; // HOTSET_CHUNK_BYTES in hotset.h
 /// Shorter reads cost more in calls than they bring.
 const MIN_CHUNK_BYTES: u64 = 64 << 10;
