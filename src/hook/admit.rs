@@ -115,11 +115,12 @@ impl Hook {
                         let started = match self.live.backing {
                             Backing::Slots => {
                                 outcome.read_bytes += l.expert_bytes;
-                                if l.adopt(expert) {
-                                    self.stats.ahead_adopted += 1;
-                                    Ok(())
-                                } else {
-                                    self.store.fetch(layer, expert.into(), slot)
+                                match l.adopt(expert) {
+                                    Some(read_into) => {
+                                        self.stats.ahead_adopted += 1;
+                                        self.store.adopt(layer, read_into)
+                                    }
+                                    None => self.store.fetch(layer, expert.into(), slot),
                                 }
                             }
                             Backing::PageCache => self.store.hint(layer, expert.into()),

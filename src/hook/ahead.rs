@@ -58,12 +58,12 @@ impl Layer {
         self.ahead = vec![None; self.cache.aside().len()];
     }
 
-    /// Whether `expert`, which was just placed as a miss, was read ahead: then it has the slot where its bytes are, or will be.
-    pub fn adopt(&mut self, expert: u16) -> bool {
-        let Some(i) = self.ahead.iter().position(|&held| held == Some(expert)) else { return false };
+    /// Gives `expert`, which was just placed as a miss, the slot into which it was read ahead, if it was: its bytes are there, or will be.
+    pub fn adopt(&mut self, expert: u16) -> Option<u32> {
+        let i = self.ahead.iter().position(|&held| held == Some(expert))?;
         self.cache.take_aside(expert, i);
         self.ahead[i] = None;
-        true
+        self.cache.slot_of(expert)
     }
 
     /// Nothing is known of what is in this slot, if it is one of those aside.

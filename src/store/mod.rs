@@ -178,7 +178,7 @@ impl Store {
     /// as it was; a read that fails later is the error of `wait`.
     pub fn fetch(&self, layer: usize, expert: u32, slot: u32) -> Result<()> {
         let s = &*self.shared;
-        self.claim(layer, expert, slot)?;
+        self.claim(layer, expert, slot, false)?;
         for job in s.jobs(layer, expert, slot) {
             if let Err(job) = self.lanes.submit(job) {
                 match self.own.try_lock_for(s.config.timeout) {
@@ -191,13 +191,14 @@ impl Store {
     }
 
     /// `fetch` by lanes that have nothing else to do. False, and nothing has changed, where that is not to be had without waiting: reads are
-    /// in flight in the slot, or too many are queued. One thread at a time.
+    /// in flight in the slot, or too many are queued. One thread at a time. Until `adopt` the slot is nobody's: `wait_layer` does not wait
+    /// for it, and is not an error where its read has failed.
     pub fn fetch_ahead(&self, layer: usize, expert: u32, slot: u32) -> Result<bool> {
         let s = &*self.shared;
         if !s.slot_in(layer, slot)?.is_over(slot, None) || self.lanes.room_ahead() < s.pieces[layer].len() {
             return Ok(false);
         }
-        self.claim(layer, expert, slot)?;
+        self.claim(layer, expert, slot, true)?;
         for job in s.jobs(layer, expert, slot) {
             // There was room for all, and nobody else takes it.
             if let Err(job) = self.lanes.submit_ahead(job) {
@@ -207,15 +208,21 @@ impl Store {
         Ok(true)
     }
 
+    /// Makes a slot that `fetch_ahead` has filled, or is filling, one that `fetch` has.
+    pub fn adopt(&self, layer: usize, slot: u32) -> Result<()> {
+        self.shared.slot_in(layer, slot)?.adopt(slot);
+        Ok(())
+    }
+
     /// Makes a slot the expert's, to be filled piece by piece.
-    fn claim(&self, layer: usize, expert: u32, slot: u32) -> Result<()> {
+    fn claim(&self, layer: usize, expert: u32, slot: u32, ahead: bool) -> Result<()> {
         let s = &*self.shared;
         let (slots, arena) = (s.slot_in(layer, slot)?, s.arena()?);
         let n_experts = s.layers[layer].n_experts;
         if expert >= n_experts {
             return Err(err!(Range, "layer {layer} has {n_experts} experts; expert {expert} was asked for"));
         }
-        if slots.claim_for_fetch(slot, expert, s.config.timeout)? {
+        if slots.claim_for_fetch(slot, expert, ahead, s.config.timeout)? {
             s.committed.fetch_add(s.stride(layer), Relaxed);
             // SAFETY: layer and slot were checked, and the claim is ours until the last piece is finished.
             unsafe { arena.reuse(layer, slot) };
@@ -238,7 +245,7 @@ impl Store {
         self.timed(|timeout| slots.wait(slot, slice, timeout))
     }
 
-    /// Waits until nothing is in flight in the layer. Err after the timeout, or with a failure that is recorded in the layer;
+    /// Waits until nothing is in flight in the layer, but what is read ahead. Err after the timeout, or with a failure that is recorded in the layer;
     /// in the latter case nothing is in flight either.
     pub fn wait_layer(&self, layer: usize) -> Result<()> {
         let slots = self.shared.layer(layer)?;
@@ -257,7 +264,7 @@ impl Store {
         Ok(slots.is_over(slot, slice.map(|i| i as u32)))
     }
 
-    /// Whether nothing is in flight in the layer.
+    /// Whether nothing is in flight in the layer, but what is read ahead.
     pub fn is_idle(&self, layer: usize) -> Result<bool> {
         Ok(self.shared.layer(layer)?.is_idle())
     }

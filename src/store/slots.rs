@@ -25,6 +25,8 @@ use crate::error::{Error, Result, err};
 const IN_FLIGHT: u32 = 0xFFFF;
 const FILLED: u32 = 1 << 16;
 const FAILED: u32 = 1 << 17;
+/// Of a slot that was read ahead and is nobody's yet: the layer does not wait for it, nor fail with it.
+const AHEAD: u32 = 1 << 19;
 const NOBODY: u32 = u32::MAX;
 
 /// No more pieces than a slot's word can count.
@@ -59,7 +61,7 @@ pub(super) struct LayerSlots {
     slots: Vec<Slot>,
     /// Slot after slot.
     slices: Vec<AtomicU32>,
-    /// Pieces in flight in the whole layer.
+    /// Pieces in flight in the whole layer, but those read ahead.
     in_flight: AtomicU32,
     /// Failures that `take_failed` has not named yet.
     untaken: AtomicU32,
@@ -97,17 +99,29 @@ impl LayerSlots {
     }
 
     /// Claims a slot for reading an expert's pieces; each must be finished once. Waits, at most `timeout`, for reads that
-    /// are still in flight in it. Whether its memory had been given back before is the answer.
-    pub fn claim_for_fetch(&self, slot: u32, expert: u32, timeout: Duration) -> Result<bool> {
+    /// are still in flight in it. Whether its memory had been given back before is the answer. `ahead`: until `adopt`, nobody
+    /// waits for it with the layer, and as a whole it is not ready.
+    pub fn claim_for_fetch(&self, slot: u32, expert: u32, ahead: bool, timeout: Duration) -> Result<bool> {
         self.claim(slot, self.n_pieces, timeout)?;
-        self.in_flight.fetch_add(self.n_pieces, Relaxed);
+        if !ahead {
+            self.in_flight.fetch_add(self.n_pieces, Relaxed);
+        }
         for (slice, &n) in self.slices(slot).iter().zip(&self.of_slice) {
             slice.store(n, Relaxed);
         }
         let s = &self.slots[slot as usize];
         s.expert.store(expert, Relaxed);
-        s.word.fetch_or(FILLED, Release);
+        s.word.fetch_or(if ahead { FILLED | AHEAD } else { FILLED }, Release);
         Ok(!s.committed.swap(true, Relaxed))
+    }
+
+    /// A slot that was read ahead, or is being read, is one like any other from here on. Any other stays as it is.
+    pub fn adopt(&self, slot: u32) {
+        let before = self.slots[slot as usize].word.fetch_and(!AHEAD, AcqRel);
+        if before & AHEAD != 0 {
+            // A piece that ends in between is taken off before it is counted: for whoever called, the sum is right on return.
+            self.in_flight.fetch_add(before & IN_FLIGHT, AcqRel);
+        }
     }
 
     /// The end of one piece's read, for which `slices` waited. The lane's writes happen before anybody sees them as ready.
@@ -129,8 +143,11 @@ impl LayerSlots {
             over |= slice.fetch_sub(1, AcqRel) & IN_FLIGHT == 1;
         }
         // only now: whoever claims the slot next may set the slices' counts
-        over |= s.word.fetch_sub(1, AcqRel) & IN_FLIGHT == 1;
-        over |= self.in_flight.fetch_sub(1, AcqRel) == 1;
+        let before = s.word.fetch_sub(1, AcqRel);
+        over |= before & IN_FLIGHT == 1;
+        if before & AHEAD == 0 {
+            over |= self.in_flight.fetch_sub(1, AcqRel) == 1;
+        }
         // nobody waits for less than a slice: a part of one wakes nobody
         if over {
             self.wake();
@@ -217,7 +234,7 @@ impl LayerSlots {
         }
     }
 
-    /// Waits until nothing is in flight in the layer.
+    /// Waits until nothing is in flight in the layer, but what is read ahead.
     pub fn wait_idle(&self, timeout: Duration) -> Result<()> {
         if self.sleep_until(|| self.is_idle(), timeout) {
             return Ok(());
@@ -226,12 +243,13 @@ impl LayerSlots {
         Err(err!(Timeout, "layer {}: {n} reads not over after {} ms", self.layer, timeout.as_millis()))
     }
 
-    /// Err with the first recorded failure, if there is one.
+    /// Err with the first recorded failure, if there is one; those of what was read ahead are none.
     pub fn first_failure(&self) -> Result<()> {
-        self.failures.lock().first().map_or(Ok(()), |f| Err(f.error.clone()))
+        let wanted = |f: &&Failure| self.slots[f.slot as usize].word.load(Acquire) & AHEAD == 0;
+        self.failures.lock().iter().find(wanted).map_or(Ok(()), |f| Err(f.error.clone()))
     }
 
-    /// Whether nothing is in flight in the layer.
+    /// Whether nothing is in flight in the layer, but what is read ahead.
     pub fn is_idle(&self) -> bool {
         self.in_flight.load(Acquire) == 0
     }
@@ -297,7 +315,7 @@ mod tests {
     const LATER: Duration = Duration::from_secs(20);
 
     fn filled(l: &LayerSlots, slot: u32, expert: u32) {
-        l.claim_for_fetch(slot, expert, SOON).unwrap();
+        l.claim_for_fetch(slot, expert, false, SOON).unwrap();
         (0..l.n_pieces).for_each(|i| l.finish(slot, i..i + 1, Ok(())));
     }
 
@@ -305,7 +323,7 @@ mod tests {
     fn a_slot_from_empty_to_filled_and_back() {
         let l = LayerSlots::new(3, 2, 2, &[1, 1]);
         assert_eq!(l.wait(0, None, SOON).unwrap_err().kind, ErrorKind::State);
-        assert!(l.claim_for_fetch(0, 7, SOON).unwrap());
+        assert!(l.claim_for_fetch(0, 7, false, SOON).unwrap());
         let e = l.wait(0, Some(1), SOON).unwrap_err();
         assert_eq!(e.kind, ErrorKind::Timeout);
         assert!(e.detail.starts_with("layer 3 expert 7 slot 0 slice 1: not read after 20 ms"), "{e}");
@@ -335,7 +353,7 @@ mod tests {
     fn a_failure_stays_until_cleared_or_fetched_over() {
         let l = LayerSlots::new(0, 2, 2, &[1, 1]);
         for clear in [true, false] {
-            l.claim_for_fetch(1, 4, SOON).unwrap();
+            l.claim_for_fetch(1, 4, false, SOON).unwrap();
             l.finish(1, 0..1, Ok(()));
             l.finish(1, 1..2, Err(err!(Io, "broken")));
             l.wait(1, Some(0), SOON).unwrap();
@@ -363,11 +381,11 @@ mod tests {
     #[test]
     fn a_claim_waits_for_what_is_in_flight_and_changes_nothing_if_it_must_give_up() {
         let l = LayerSlots::new(0, 1, 1, &[1]);
-        l.claim_for_fetch(0, 1, SOON).unwrap();
-        assert_eq!(l.claim_for_fetch(0, 2, SOON).unwrap_err().kind, ErrorKind::Timeout);
+        l.claim_for_fetch(0, 1, false, SOON).unwrap();
+        assert_eq!(l.claim_for_fetch(0, 2, false, SOON).unwrap_err().kind, ErrorKind::Timeout);
         assert_eq!(l.reset(0, LATER, |_| unreachable!()).unwrap_err().kind, ErrorKind::State);
         std::thread::scope(|s| {
-            s.spawn(|| l.claim_for_fetch(0, 3, LATER).unwrap());
+            s.spawn(|| l.claim_for_fetch(0, 3, false, LATER).unwrap());
             std::thread::sleep(Duration::from_millis(5));
             l.finish(0, 0..1, Ok(()));
         });
@@ -382,7 +400,7 @@ mod tests {
         let pieces = [0..1, 0..3, 2..3];
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
             for failing in [None, Some(0), Some(1), Some(2)] {
-                l.claim_for_fetch(0, 6, SOON).unwrap();
+                l.claim_for_fetch(0, 6, false, SOON).unwrap();
                 for (done, &i) in order.iter().enumerate() {
                     assert_eq!(l.wait(0, None, Duration::ZERO).unwrap_err().kind, ErrorKind::Timeout);
                     let failed = failing == Some(i);
@@ -409,10 +427,40 @@ mod tests {
     }
 
     #[test]
+    fn what_is_read_ahead_is_nobodys_until_it_is_adopted() {
+        let l = LayerSlots::new(0, 2, 2, &[1, 1]);
+        let read = |fail: bool| l.finish(0, 1..2, if fail { Err(err!(Io, "broken")) } else { Ok(()) });
+        for (fail, early) in [(false, false), (false, true), (true, false), (true, true)] {
+            l.claim_for_fetch(0, 7, true, SOON).unwrap();
+            l.finish(0, 0..1, Ok(()));
+            if !early {
+                read(fail);
+            }
+            // the layer has nothing to do with it, whether it is there, fails, or is still being read
+            assert!(l.is_idle() && !l.is_ready(0, None) && l.is_over(0, None) != early);
+            l.first_failure().unwrap();
+            filled(&l, 1, 3);
+            l.wait_idle(SOON).unwrap();
+            l.adopt(0);
+            assert!(l.is_idle() != early);
+            if early {
+                assert_eq!(l.wait_idle(SOON).unwrap_err().kind, ErrorKind::Timeout);
+                read(fail);
+            }
+            l.wait_idle(SOON).unwrap();
+            assert_eq!((l.expert(0), l.first_failure().is_err()), (if fail { None } else { Some(7) }, fail));
+            assert_eq!(l.wait(0, None, SOON).is_err(), fail);
+            l.adopt(0);
+            l.adopt(1);
+            assert!(l.is_idle() && l.expert(1) == Some(3), "adopting what was not read ahead changes nothing");
+        }
+    }
+
+    #[test]
     fn all_waiters_wake() {
         let l = LayerSlots::new(0, 1, 3, &[1, 1, 1]);
         for round in 0..50 {
-            l.claim_for_fetch(0, round, LATER).unwrap();
+            l.claim_for_fetch(0, round, false, LATER).unwrap();
             std::thread::scope(|s| {
                 for slice in [None, Some(0), Some(1), Some(2)] {
                     let l = &l;

@@ -261,3 +261,37 @@ fn several_threads_wait_for_one_slot() {
         });
     }
 }
+
+/// What is read ahead and fails, or takes long, is nobody's business until it is wanted.
+#[test]
+#[cfg_attr(miri, ignore)]
+fn a_read_ahead_that_fails_or_lasts_harms_nobody() {
+    let m = small();
+    let (store, plan) = faulty(&m, config(4, 2, IoMode::Buffered));
+    let over = |slot| {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !store.is_over(1, slot, None).unwrap() {
+            assert!(Instant::now() < end, "no hang");
+            std::thread::yield_now();
+        }
+    };
+    plan.errno.store(libc::EIO as u32, SeqCst);
+    assert!(store.fetch_ahead(1, 2, 3).unwrap());
+    over(3);
+    store.wait_layer(1).unwrap();
+    store.adopt(1, 3).unwrap();
+    assert_eq!(store.wait_layer(1).unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(store.take_failed(1), [3]);
+    store.clear_failed(1, 3).unwrap();
+    plan.errno.store(0, SeqCst);
+
+    plan.delay_ms.store(300, SeqCst);
+    assert!(store.fetch_ahead(1, 2, 3).unwrap());
+    assert!(!store.fetch_ahead(1, 1, 3).unwrap(), "reads are in flight in the slot");
+    store.wait_layer(1).unwrap();
+    assert!(!store.is_over(1, 3, None).unwrap(), "the layer did not wait for it");
+    store.adopt(1, 3).unwrap();
+    store.wait_layer(1).unwrap();
+    assert_eq!(store.expert_in(1, 3), Some(2));
+    plan.delay_ms.store(0, SeqCst);
+}
