@@ -172,7 +172,7 @@ pub fn plan_with(model: &Model, config: &Config, pack: Option<&Pack>) -> Result<
         staging_bytes,
         min_bytes: 0,
         expert_bytes: model.experts.total_bytes(),
-        dense_bytes: model.dense_ranges().iter().map(|(_, r)| r.end - r.start).sum(),
+        dense_bytes: model.dense_bytes(),
         memory_bytes: memory_bytes(),
     };
     plan.min_bytes = slot_bytes.saturating_mul((k + plan.read_ahead).into()).saturating_add(staging_bytes);

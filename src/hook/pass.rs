@@ -8,7 +8,7 @@ use super::stats::{Outcome, Placed};
 use super::{Batch, Hook, metrics};
 use crate::error::{Result, err};
 use crate::route::{Renormalise, ScoreSpace};
-use crate::store::{Backing, IoMode};
+use crate::store::Backing;
 use crate::trace::{self, Phase, Placement, RecorderConfig, SidecarInit, Snapshot};
 
 /// The two calls of a layer, in their order.
@@ -264,7 +264,7 @@ impl Hook {
             slots: vec![self.live.slots; self.layers.len()],
             policy: self.config.policy.name().to_owned(),
             backing: if self.live.backing == Backing::Slots { "slots" } else { "page_cache" }.to_owned(),
-            io: if self.store.io_mode().in_effect == IoMode::Direct { "direct" } else { "buffered" }.to_owned(),
+            io: self.store.io_mode().in_effect.name().to_owned(),
             prefill_moce: self.config.prefill.moce,
             prefill_drop: self.config.prefill.drop,
             ..trace::Settings::default()

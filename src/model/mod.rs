@@ -164,6 +164,11 @@ impl Model {
         ranges
     }
 
+    /// Bytes of everything that is no expert: the sum of `dense_ranges`.
+    pub fn dense_bytes(&self) -> u64 {
+        self.dense_ranges().iter().map(|(_, r)| r.end - r.start).sum()
+    }
+
     /// [`ModelFile::check_unchanged`] for every file.
     pub fn check_unchanged(&self) -> Result<()> {
         self.files.iter().try_for_each(ModelFile::check_unchanged)

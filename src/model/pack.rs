@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use super::crc::{Crc32, crc32};
 use super::cursor::Cursor;
-use super::experts::{ExpertTable, MoeLayer, Part, Projection};
+use super::experts::{MoeLayer, Part, Projection};
 use super::{Model, quant};
 use crate::error::{Error, Result, err};
 
@@ -109,7 +109,6 @@ impl Pack {
 
 /// As `Pack::open`, with the file and the table of checksums.
 pub(crate) fn open_checked(path: &Path, model: &Model) -> Result<(File, PackHeader, Vec<u64>)> {
-    let named = |e: Error| Error::new(e.kind, format!("{}: {}", path.display(), e.detail));
     let file = File::open(path).map_err(|e| err!(Io, "{}: cannot be opened: {e}", path.display()))?;
     let inner = || {
         let (header, bytes, len) = read_header(&file)?;
@@ -123,7 +122,7 @@ pub(crate) fn open_checked(path: &Path, model: &Model) -> Result<(File, PackHead
         let table = header.table(&bytes)?;
         Ok((header, table))
     };
-    let (header, table) = inner().map_err(named)?;
+    let (header, table) = inner().map_err(|e| named(path, e))?;
     Ok((file, header, table))
 }
 
@@ -276,8 +275,7 @@ impl PackHeader {
             let stored = self.table_crc;
             return Err(err!(Format, "the checksums' checksum is {crc:#010x}, {stored:#010x} is stored in the header"));
         }
-        let entries: Vec<u64> =
-            table.chunks_exact(8).map(|e| e.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))).collect();
+        let entries = entries(table);
         match entries.iter().position(|e| e & !0xFFFF_FFFF != WRITTEN) {
             Some(i) => Err(err!(Format, "expert {i} of the table is {:#x}: it was never written", entries[i])),
             None => Ok(entries),
@@ -339,24 +337,33 @@ impl Source {
         Ok(Source {
             file_bytes: model.files.iter().map(|f| f.len_bytes).collect(),
             header_crc: headers.value(),
-            sample_crc: sample_crc(&model.experts, |file, offset, bytes| {
-                &model.files[file].map[offset as usize..(offset + bytes) as usize]
-            }),
+            sample_crc: sample_crc(model),
         })
     }
 }
 
 /// One expert of each tensor, another in each, so that all of the file's reaches are touched.
-fn sample_crc<'a>(experts: &ExpertTable, read: impl Fn(usize, u64, u64) -> &'a [u8]) -> u32 {
-    let tensors = experts.layers.iter().flat_map(|l| l.tensors.iter().map(move |t| (l, t)));
+fn sample_crc(model: &Model) -> u32 {
+    let tensors = model.experts.layers.iter().flat_map(|l| l.tensors.iter().map(move |t| (l, t)));
     let sample = tensors.enumerate().fold(Crc32::new(), |crc, (i, (l, t))| {
         let expert = (i as u64 * 7919 + 13) % u64::from(l.n_experts);
-        crc.update(read(t.file, t.offset_bytes + expert * t.slice_bytes, t.slice_bytes.min(SAMPLE_BYTES)))
+        let at = (t.offset_bytes + expert * t.slice_bytes) as usize;
+        crc.update(&model.files[t.file].map[at..at + t.slice_bytes.min(SAMPLE_BYTES) as usize])
     });
     sample.value()
 }
 
-fn n_experts(layers: &[PackedLayer]) -> u64 {
+/// The table's entries, as they lie in a header.
+pub(crate) fn entries(table: &[u8]) -> Vec<u64> {
+    table.chunks_exact(8).map(|e| e.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))).collect()
+}
+
+/// An error of this file.
+pub(crate) fn named(path: &Path, e: Error) -> Error {
+    Error::new(e.kind, format!("{}: {}", path.display(), e.detail))
+}
+
+pub(crate) fn n_experts(layers: &[PackedLayer]) -> u64 {
     layers.iter().map(|l| u64::from(l.n_experts)).sum()
 }
 

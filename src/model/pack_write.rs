@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::Model;
 use super::crc::crc32;
-use super::pack::{self, PackHeader, WRITTEN};
+use super::pack::{self, PackHeader, WRITTEN, entries, n_experts, named};
 use crate::error::{Error, Result, err};
 
 /// What `pack` did.
@@ -42,7 +42,7 @@ pub fn plan_bytes(model: &Model) -> Result<u64> {
 /// that is there already is left as it is. `Model` or `Format` where what is there is something else: nothing is overwritten.
 pub fn pack(model: &Model, out: &Path, progress: &mut dyn FnMut(u64)) -> Result<Packing> {
     let mut header = PackHeader::of(model)?;
-    let experts = header.layers.iter().map(|l| u64::from(l.n_experts)).sum();
+    let experts = n_experts(&header.layers);
     let mut done = Packing {
         file_bytes: header.file_bytes,
         experts,
@@ -134,7 +134,7 @@ pub fn verify(model: &Model, path: &Path, progress: &mut dyn FnMut(u64)) -> Resu
 /// Writes the header of a new pack, or checks that what is there is the beginning of this one. Returns the table as it is.
 fn begin(file: &File, header: &PackHeader) -> Result<Vec<u64>> {
     let io = |e: io::Error| err!(Io, "{e}");
-    let n = header.layers.iter().map(|l| l.n_experts as usize).sum();
+    let n = n_experts(&header.layers) as usize;
     let fresh = header.encode();
     let len = file.metadata().map_err(io)?.len();
     let mut found = vec![0; (len.min(header.header_bytes)) as usize];
@@ -156,11 +156,7 @@ fn begin(file: &File, header: &PackHeader) -> Result<Vec<u64>> {
         return Err(err!(Model, "this is the beginning of a pack of another model, or of other bytes: remove it"));
     }
     let table = &found[header.table_offset as usize..][..8 * n];
-    Ok(table.chunks_exact(8).map(|e| e.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))).collect())
-}
-
-fn named(path: &Path, e: Error) -> Error {
-    Error::new(e.kind, format!("{}: {}", path.display(), e.detail))
+    Ok(entries(table))
 }
 
 fn written(path: &Path, at: u64, bytes: usize, e: io::Error) -> Error {

@@ -38,7 +38,7 @@ pub use dense::{Dense, DenseHold, DenseReport};
 pub use source::{IoMode, IoReport, ReadAt, Stamp};
 pub use sys::machine::{Machine, MachineState};
 #[cfg(feature = "tools")]
-pub use sys::{disk_read_bytes, drop_cached};
+pub use sys::{drop_cached, machine::disk_read_bytes};
 pub use sys::{memory_bytes, page_bytes};
 
 use crate::error::{Result, err};
@@ -114,7 +114,9 @@ impl Store {
 
         let in_slots = config.backing == Backing::Slots;
         let mode = if in_slots { config.io } else { IoMode::Buffered };
-        let open = |(i, path): (usize, &PathBuf)| SourceFile::open(path, lens[i], mode, |file| wrap(i, file));
+        // with a pack nothing is read from the model's files: they are only watched
+        let own_mode = if config.pack.is_some() { IoMode::Buffered } else { mode };
+        let open = |(i, path): (usize, &PathBuf)| SourceFile::open(path, lens[i], own_mode, |file| wrap(i, file));
         let mut sources: Vec<SourceFile> = files.iter().enumerate().map(open).collect::<Result<_>>()?;
         // the files that slots are read from
         let mut read_from = 0..sources.len();
@@ -135,8 +137,8 @@ impl Store {
         let n_slots = config.slots.min(table.n_experts());
         let arena = if in_slots { Some(Arena::new(table, config.pack.as_ref(), n_slots)?) } else { None };
         let mut pieces = Vec::new();
-        for (i, layer) in table.layers.iter().enumerate().take_while(|_| in_slots) {
-            let slices = arena.as_ref().map_or_else(Vec::new, |a| a.slices(i));
+        for (i, (arena, layer)) in arena.iter().flat_map(|a| table.layers.iter().map(move |l| (a, l))).enumerate() {
+            let slices = arena.slices(i);
             let packed = config.pack.as_ref().map(|p| (sources.len() - 1, &p.layers[i]));
             let runs = runs(layer, packed, &slices, &sources);
             pieces.push(LayerPieces::new(runs, &slices, config.chunk_bytes)?);

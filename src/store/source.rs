@@ -24,6 +24,15 @@ pub enum IoMode {
     Buffered,
 }
 
+impl IoMode {
+    pub fn name(self) -> &'static str {
+        match self {
+            IoMode::Direct => "direct",
+            IoMode::Buffered => "buffered",
+        }
+    }
+}
+
 /// What the files' systems agreed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoReport {

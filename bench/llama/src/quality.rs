@@ -221,7 +221,6 @@ impl Measured {
     fn of(engine: &Engine, name: &str, d: &Differences, level: f64) -> Result<Self> {
         let hook = engine.hook.as_ref().context("hotset is open")?;
         let (shape, s) = (hook.shape()?, hook.stats()?);
-        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
         let picks = (s.hits + s.misses + s.dropped) as f64;
         let ratio = hotset::ab::bootstrap::mean(&d.surprise, level, RESAMPLES, SEED);
         Ok(Measured {
@@ -233,9 +232,12 @@ impl Measured {
             kl_mean: d.kl_mean(),
             kl_p99: d.kl_quantile(0.99),
             top1_agreement: d.top1_agreement(),
-            mass_lost: share(s.mass_dropped + s.mass_swapped, s.decode_tokens as f64 * f64::from(shape.n_layers)),
-            swap_rate: share(s.swapped as f64, picks),
-            drop_rate: share(s.dropped as f64, picks),
+            mass_lost: report::ratio(
+                s.mass_dropped + s.mass_swapped,
+                s.decode_tokens as f64 * f64::from(shape.n_layers),
+            ),
+            swap_rate: report::ratio(s.swapped as f64, picks),
+            drop_rate: report::ratio(s.dropped as f64, picks),
         })
     }
 }

@@ -38,7 +38,7 @@ pub fn per_second(n: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() }
 }
 
-fn ratio(part: f64, whole: f64) -> f64 {
+pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 

@@ -17,12 +17,7 @@ use llama_cpp_sys_2::ggml_tensor;
 use crate::ffi;
 
 pub struct Route {
-    /// By token, layer and rank.
-    ids: Vec<i32>,
-    n_tokens: usize,
-    n_layers: usize,
-    top_m: usize,
-    n_experts: usize,
+    trace: Trace,
     /// Block numbers of the layers with experts, as they came; the trace's layers in order.
     blocks: Vec<u32>,
     /// The token of the trace that the next pass begins with, and that this one did.
@@ -39,24 +34,11 @@ pub struct Route {
 impl Route {
     pub fn open(path: &Path) -> Result<Box<Route>> {
         let trace = Trace::open(path)?;
-        let header = *trace.header();
-        let (n_tokens, n_layers, top_m) = (trace.n_tokens(), trace.n_layers(), trace.top_m());
-        if n_tokens == 0 {
+        if trace.n_tokens() == 0 {
             bail!("{}: no tokens to route by", path.display());
         }
-        let mut ids = Vec::with_capacity(n_tokens * n_layers * top_m);
-        for token in 0..n_tokens {
-            for layer in 0..n_layers {
-                let record = trace.record(token, layer);
-                ids.extend((0..top_m).map(|rank| i32::from(record.id(rank))));
-            }
-        }
         Ok(Box::new(Route {
-            ids,
-            n_tokens,
-            n_layers,
-            top_m,
-            n_experts: usize::from(header.n_experts),
+            trace,
             blocks: Vec::new(),
             next: 0,
             first: 0,
@@ -93,27 +75,36 @@ impl Route {
         // SAFETY: the node's sources live as long as the graph.
         let scores = unsafe { t.src[0].as_ref() };
         let n_experts = scores.map_or(0, |s| s.ne[0] as usize);
-        if layer >= self.n_layers
-            || k > self.top_m
-            || n_experts != self.n_experts
+        if layer >= self.trace.n_layers()
+            || k > self.trace.top_m()
+            || n_experts != self.trace.n_experts()
             || t.type_ != llama_cpp_sys_2::GGML_TYPE_I32
         {
             bail!(
                 "--route: block {block} is layer {layer} and takes {k} of {n_experts} experts; the trace has {} layers, and {} of {}",
-                self.n_layers,
-                self.top_m,
-                self.n_experts
+                self.trace.n_layers(),
+                self.trace.top_m(),
+                self.trace.n_experts()
             );
         }
         // A last layer that sees outputs only sees the last tokens.
         let skipped = self.pass_tokens.saturating_sub(rows);
         for row in 0..rows {
-            let token = (self.first + skipped + row) % self.n_tokens;
-            let ids = &self.ids[(token * self.n_layers + layer) * self.top_m..][..k];
+            let token = (self.first + skipped + row) % self.trace.n_tokens();
+            let record = self.trace.record(token, layer);
+            // A file's word: ids out of range, or twice, would have the engine's kernels write where they must not.
+            let bad = (0..k)
+                .find(|&r| usize::from(record.id(r)) >= n_experts || (0..r).any(|b| record.id(b) == record.id(r)));
+            if let Some(rank) = bad {
+                let id = record.id(rank);
+                bail!(
+                    "--route: token {token}, layer {layer}, rank {rank}: expert {id} of {n_experts}, or a second time"
+                );
+            }
             // SAFETY: the node was just computed: row `row` of k adjacent ids lies there (checked to be i32).
             unsafe {
                 let to = t.data.cast::<u8>().add(row * t.nb[1]).cast::<i32>();
-                ptr::copy_nonoverlapping(ids.as_ptr(), to, k);
+                (0..k).for_each(|rank| to.add(rank).write(record.id(rank).into()));
             }
         }
         Ok(())

@@ -94,3 +94,35 @@ fn waits_inside_of_the_matmul_need_no_stops() {
     let more = number(&inside, "stops") - number(&whole, "stops");
     assert!(more <= 2 * 6, "{more} more stops");
 }
+
+#[test]
+fn routing_is_the_traces_with_and_without_hotset() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("run.q4rt");
+    let recorded = decode(&format!("--slots 12 --trace {}", trace.display()));
+    // Its own routing forced upon it changes nothing; another text's, shifted by a token, does.
+    let route = format!("--route {}", trace.display());
+    for way in ["--no-hook", "--slots 12", "--slots 12 --lambda 0 --read-ahead 4"] {
+        assert_eq!(decode(&format!("{way} {route}"))["logits_fnv"], recorded["logits_fnv"], "{way}");
+    }
+    let mut bytes = std::fs::read(&trace).unwrap();
+    // header 16 bytes; a record: 64 ids, 64 scores, 6 layers a token
+    let token = 6 * 64 * 4;
+    let shifted = [&bytes[..16], &bytes[16 + token..]].concat();
+    std::fs::write(&trace, shifted).unwrap();
+    let (resident, slots) = (decode(&format!("--no-hook {route}")), decode(&format!("--slots 12 {route}")));
+    assert_eq!(resident["logits_fnv"], slots["logits_fnv"]);
+    assert_ne!(resident["logits_fnv"], recorded["logits_fnv"]);
+    // Ids that no router gives end the decode, before a kernel sees them.
+    for (what, id) in [("of 64", 64u16), ("a second time", u16::from_le_bytes([bytes[18], bytes[19]]))] {
+        bytes[16..18].copy_from_slice(&id.to_le_bytes());
+        std::fs::write(&trace, &bytes).unwrap();
+        let path = trace.to_str().unwrap();
+        let out = common::output(&model(), &["decode", "-p", "x", "-n", "4", "--step", "--no-hook", "--route", path]);
+        let log = String::from_utf8_lossy(&out.stderr);
+        assert!(
+            out.status.code() == Some(1) && log.contains("--route: token 0, layer 0") && log.contains(what),
+            "{log}"
+        );
+    }
+}

@@ -4,9 +4,8 @@
 //! by `replay`; without a trace from a made one. What is measured, replayed, made or published is called so.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use hotset::drive::sweep::{Advice, Plan as IoPlan};
@@ -19,10 +18,10 @@ use hotset::store::{CHUNK_BYTES, IoMode, IoReport, memory_bytes};
 use hotset::trace::synth::{Synth, SynthParams};
 use hotset::trace::{Sidecar, Trace};
 use hotset::{Error, ErrorKind};
-use indicatif::{ProgressBar, ProgressDrawTarget};
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use crate::io::{alignment, measure, mode_name};
+use crate::io::{alignment, measure};
 use crate::output;
 use crate::replay::k_of;
 
@@ -139,7 +138,7 @@ impl Args {
     /// The settings that a run would have, and the memory they are made for.
     fn config(&self, model: &Model) -> Result<(Config, u64)> {
         let memory = self.memory.unwrap_or_else(memory_bytes);
-        let dense: u64 = model.dense_ranges().iter().map(|(_, r)| r.end - r.start).sum();
+        let dense = model.dense_bytes();
         let cache_bytes = hook::config::default_cache_bytes(memory, dense);
         if cache_bytes == 0 && self.slots.is_none() {
             let half = memory / 2;
@@ -265,39 +264,30 @@ fn made(plan: &hook::Plan) -> Result<Routed> {
     };
     let top_m = 64.max(k).min(experts);
     let params = SynthParams { layers, experts, k, top_m, tokens: MADE_TOKENS, ..SynthParams::qwen4exp() };
-    let path = std::env::temp_dir().join(format!("hotset-doctor-{}.q4rt", std::process::id()));
-    let bytes = u64::from(params.tokens) * params.header().token_bytes();
-    let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::hidden());
-    let write = || -> Result<Routed> {
-        let mut out = BufWriter::new(Watched { out: File::create(&path)?, bar: &bar });
-        Synth::new(params)?.write(&mut out)?;
-        out.flush()?;
-        Ok(Routed::from_trace(&Trace::open(&path)?, None, Some(usize::from(k)))?)
-    };
-    let routed = write().with_context(|| path.display().to_string());
+    let bytes = 16 + u64::from(params.tokens) * params.header().token_bytes();
+    let bar = output::late_bar(bytes, "{wide_bar} {pos} of {len} bytes of a made trace");
+    let mut made = Watched { bytes: Vec::with_capacity(bytes as usize), bar: &bar };
+    let written = Synth::new(params)?.write(&mut made);
     bar.finish_and_clear();
-    // a file that cannot be removed is not worth failing for
-    let _ = std::fs::remove_file(&path);
-    routed
+    written?;
+    Ok(Routed::from_trace(&Trace::from_bytes(made.bytes)?, None, Some(usize::from(k)))?)
 }
 
-/// A file that moves a bar, which shows after two seconds.
+/// What is written is kept, and moves a bar.
 struct Watched<'a> {
-    out: File,
+    bytes: Vec<u8>,
     bar: &'a ProgressBar,
 }
 
 impl Write for Watched<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.bar.is_hidden() && self.bar.elapsed() > Duration::from_secs(2) {
-            self.bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        self.bar.inc(bytes.len() as u64);
-        self.out.write(bytes)
+        self.bytes.extend_from_slice(bytes);
+        output::advance(self.bar, self.bytes.len() as u64);
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.out.flush()
+        Ok(())
     }
 }
 
@@ -458,7 +448,7 @@ impl Found<'_> {
             "expert_bytes": p.expert_bytes, "dense_bytes": p.dense_bytes, "memory_bytes": p.memory_bytes,
             "slots": p.slots, "slot_bytes": p.slot_bytes, "cache_bytes": p.cache_bytes, "staging_bytes": p.staging_bytes,
             "min_bytes": p.min_bytes,
-            "io": mode_name(self.io.in_effect), "io_reason": self.io.reason, "offset_align": self.io.offset_align,
+            "io": self.io.in_effect.name(), "io_reason": self.io.reason, "offset_align": self.io.offset_align,
             "mem_align": self.io.mem_align, "straight_bytes": self.io.straight_bytes, "bounced_bytes": self.io.bounced_bytes,
             "pack": self.pack.map(|p| &p.path),
             "drive_measured": self.bandwidth.measured.is_some(),

@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn text(model: &Model) -> Result<()> {
     let layers = &model.experts.layers;
-    let dense: u64 = model.dense_ranges().iter().map(|(_, r)| r.end - r.start).sum();
+    let dense = model.dense_bytes();
     let files: Vec<String> =
         model.files.iter().map(|f| format!("{} ({})", f.path.display(), output::bytes(f.len_bytes))).collect();
     let k = model.n_experts_used().map_or("not said".to_owned(), |k| k.to_string());

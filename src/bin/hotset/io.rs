@@ -1,7 +1,6 @@
 //! `hotset io`: what the drive gives at a model's sizes of read, and how to read from it.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -11,7 +10,6 @@ use hotset::drive::{Drive, Measured};
 use hotset::model::{Model, Pack};
 use hotset::store::{IoMode, IoReport};
 use hotset::{Error, ErrorKind};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -92,14 +90,8 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Measures, with a bar.
 pub fn measure(plan: &Plan, drive: &Drive) -> Result<Sweep> {
-    let bar = progress_bar(plan.n_measurements() as u64);
-    let sweep = plan.run(drive, &mut |done| {
-        // short work shows no bar
-        if bar.is_hidden() && bar.elapsed() > Duration::from_secs(2) {
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        bar.set_position(done as u64);
-    });
+    let bar = output::late_bar(plan.n_measurements() as u64, "{wide_bar} {pos} of {len} measurements, {eta} left");
+    let sweep = plan.run(drive, &mut |done| output::advance(&bar, done as u64));
     bar.finish_and_clear();
     Ok(sweep?)
 }
@@ -155,19 +147,12 @@ fn beside(drive: &Drive, sweep: &Sweep, advice: Advice) -> Option<Beside> {
     Some(Beside { version, block_bytes, ours_gb_per_s: advice.gb_per_s, fio_gb_per_s: rate })
 }
 
-pub fn chunk_name(chunk_bytes: u64) -> String {
+fn chunk_name(chunk_bytes: u64) -> String {
     match chunk_bytes {
         0 => "whole".to_owned(),
         n if n % (1 << 20) == 0 => format!("{}M", n >> 20),
         n if n % 1024 == 0 => format!("{}K", n >> 10),
         n => n.to_string(),
-    }
-}
-
-pub fn mode_name(mode: IoMode) -> &'static str {
-    match mode {
-        IoMode::Direct => "direct",
-        IoMode::Buffered => "buffered",
     }
 }
 
@@ -220,7 +205,7 @@ fn text(args: &Args, sweep: &Sweep, advice: Option<Advice>, beside: Option<&Besi
                 row
             })
             .collect();
-        text += &format!("\n{}, all lanes busy\n{}", mode_name(mode), output::table(&heading, &rows));
+        text += &format!("\n{}, all lanes busy\n{}", mode.name(), output::table(&heading, &rows));
         if let Some(Err(why)) = rates.iter().find_map(|r| r.forgotten.as_ref().filter(|f| f.is_err())) {
             text += &format!("not sure: {why}\n");
         }
@@ -276,7 +261,7 @@ fn below_us() -> bool {
     flags.lines().find(|l| l.starts_with("flags")).is_some_and(|l| l.split_whitespace().any(|f| f == "hypervisor"))
 }
 
-pub fn measured_json(m: &Measured) -> Value {
+fn measured_json(m: &Measured) -> Value {
     json!({
         "gb_per_s": m.gb_per_s(), "bytes": m.bytes, "seconds": m.seconds, "experts": m.experts, "reads": m.reads,
         "asked_bytes": m.asked_bytes, "disk_bytes": m.disk_bytes, "from_drive": m.from_drive(), "doubtful": m.doubtful(),
@@ -294,7 +279,7 @@ fn to_json(args: &Args, sweep: &Sweep, advice: Option<Advice>, beside: Option<&B
     };
     let rates = sweep.rates.iter().map(|r| {
         let forgotten = r.forgotten.as_ref().map(|f| f.is_ok());
-        let way = json!({ "in_flight": r.way.lanes, "chunk_bytes": r.way.chunk_bytes, "io": mode_name(r.way.io), "cache_dropped": forgotten });
+        let way = json!({ "in_flight": r.way.lanes, "chunk_bytes": r.way.chunk_bytes, "io": r.way.io.name(), "cache_dropped": forgotten });
         with(way, &r.measured)
     });
     let misses = sweep.misses.iter().map(|m| {
@@ -304,7 +289,7 @@ fn to_json(args: &Args, sweep: &Sweep, advice: Option<Advice>, beside: Option<&B
     json!({
         "model": args.model,
         "pack": args.pack,
-        "io": mode_name(io.in_effect),
+        "io": io.in_effect.name(),
         "io_reason": io.reason,
         "mem_align": io.mem_align,
         "offset_align": io.offset_align,
@@ -323,13 +308,4 @@ fn to_json(args: &Args, sweep: &Sweep, advice: Option<Advice>, beside: Option<&B
             "lanes": a.lanes, "chunk_bytes": a.chunk_bytes, "gb_per_s": a.gb_per_s, "one_miss_gb_per_s": a.one_miss_gb_per_s,
         })),
     })
-}
-
-/// Hidden at first.
-fn progress_bar(n: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(n), ProgressDrawTarget::hidden());
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos} of {len} measurements, {eta} left") {
-        bar.set_style(style);
-    }
-    bar
 }

@@ -1,6 +1,9 @@
 //! What all subcommands share in how they print: sizes, tables, one object of JSON.
 
 use std::io::{ErrorKind, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Writes to standard output. A reader that has gone (`| head`) is no failure.
 pub fn print(text: &str) -> anyhow::Result<()> {
@@ -36,6 +39,23 @@ pub fn bytes(n: u64) -> String {
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     hotset::abi::parse_bytes(text)
         .ok_or_else(|| "bytes, or a number with K, M or G behind it (powers of 1024)".to_owned())
+}
+
+/// A bar for work that may be short: hidden, until `advance` finds that it takes longer than two seconds.
+pub fn late_bar(len: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::hidden());
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Moves a `late_bar`.
+pub fn advance(bar: &ProgressBar, position: u64) {
+    if bar.is_hidden() && bar.elapsed() > Duration::from_secs(2) {
+        bar.set_draw_target(ProgressDrawTarget::stderr());
+    }
+    bar.set_position(position);
 }
 
 /// Lines of `label  value`, the values aligned.

@@ -1,11 +1,10 @@
 //! `hotset pack`: a model's experts, each in one aligned piece.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use hotset::model::{Model, pack_write};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::output;
@@ -80,18 +79,10 @@ fn with_bar<T>(
     what: &'static str,
     work: impl FnOnce(&mut dyn FnMut(u64)) -> hotset::Result<T>,
 ) -> Result<T> {
-    let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::hidden());
     let style = "{msg} {wide_bar} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(style) {
-        bar.set_style(style);
-    }
+    let bar = output::late_bar(bytes, style);
     bar.set_message(what);
-    let done = work(&mut |n| {
-        if bar.is_hidden() && bar.elapsed() > Duration::from_secs(2) {
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        bar.set_position(n);
-    });
+    let done = work(&mut |n| output::advance(&bar, n));
     bar.finish_and_clear();
     Ok(done?)
 }

@@ -1,14 +1,12 @@
 //! `hotset tiny`: makes a model of random weights.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::ValueEnum;
 use hotset::model::Model;
 use hotset::model::quant::{TYPE_F16, TYPE_F32, TYPE_Q2_0};
 use hotset::model::tiny::{self, TinyParams};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::output;
@@ -119,14 +117,9 @@ impl Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let params = args.params();
-    let bar = progress_bar(params.data_bytes()?);
-    let made = tiny::write(&params, &args.out, &mut |n| {
-        // Short work shows no bar.
-        if bar.is_hidden() && bar.elapsed() > Duration::from_secs(2) {
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        bar.set_position(n);
-    });
+    let style = "{wide_bar} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
+    let bar = output::late_bar(params.data_bytes()?, style);
+    let made = tiny::write(&params, &args.out, &mut |n| output::advance(&bar, n));
     bar.finish_and_clear();
     let made = made?;
     // Opening what was made is the check that it is sound, and says what it is.
@@ -163,14 +156,4 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn experts_type(params: &TinyParams) -> String {
     hotset::model::quant::type_name(params.expert_type)
-}
-
-/// Hidden at first.
-fn progress_bar(bytes: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::hidden());
-    let style = "{wide_bar} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(style) {
-        bar.set_style(style);
-    }
-    bar
 }

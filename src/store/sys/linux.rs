@@ -58,13 +58,6 @@ pub unsafe fn reuse(start: *mut u8, bytes: usize) {
     unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
-/// Bytes that the drive has delivered for this process, in all; None where the system does not say.
-#[cfg(feature = "tools")]
-pub fn disk_read_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/io").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
-}
-
 /// Writes what is still to be written of the file, and asks for its pages to leave the page cache. Pages that are mapped and in
 /// use may stay.
 #[cfg(feature = "tools")]

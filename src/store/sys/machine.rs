@@ -57,6 +57,12 @@ impl Machine {
     }
 }
 
+/// Bytes that the drive has delivered for this process, in all; None where the system does not say.
+#[cfg(feature = "tools")]
+pub fn disk_read_bytes() -> Option<u64> {
+    platform::Process::open().read().1
+}
+
 fn major_faults() -> u64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: `usage` has room for the answer.

@@ -49,16 +49,6 @@ pub unsafe fn reuse(start: *mut u8, bytes: usize) {
     unsafe { libc::madvise(start.cast(), bytes, libc::MADV_FREE_REUSE) };
 }
 
-/// Bytes that the drive has delivered for this process, in all; None where the system does not say.
-#[cfg(feature = "tools")]
-pub fn disk_read_bytes() -> Option<u64> {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v2>::zeroed();
-    // SAFETY: the buffer has the size of the flavour asked for, which is what the call fills.
-    let status = unsafe { libc::proc_pid_rusage(libc::getpid(), libc::RUSAGE_INFO_V2, usage.as_mut_ptr().cast()) };
-    // SAFETY: all of it was zeroed, and every bit pattern is one.
-    (status == 0).then(|| unsafe { usage.assume_init() }.ri_diskio_bytesread)
-}
-
 /// Pages leave the page cache when the system wants, not when asked: refused, so that nobody trusts it.
 #[cfg(feature = "tools")]
 pub fn drop_cached(_file: &File) -> io::Result<()> {

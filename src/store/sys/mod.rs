@@ -20,9 +20,9 @@ mod macos;
 #[cfg(target_os = "macos")]
 use macos as platform;
 
-pub(super) use platform::{direct_align, discard, open_direct, prefetch, reuse};
 #[cfg(feature = "tools")]
-pub use platform::{disk_read_bytes, drop_cached};
+pub use platform::drop_cached;
+pub(super) use platform::{direct_align, discard, open_direct, prefetch, reuse};
 
 /// Bytes of a page of memory: 16 KiB on Apple silicon.
 pub fn page_bytes() -> u64 {
@@ -136,11 +136,6 @@ mod platform {
     }
 
     pub unsafe fn reuse(_start: *mut u8, _bytes: usize) {}
-
-    #[cfg(feature = "tools")]
-    pub fn disk_read_bytes() -> Option<u64> {
-        None
-    }
 
     #[cfg(feature = "tools")]
     pub fn drop_cached(_file: &File) -> io::Result<()> {

@@ -1,7 +1,6 @@
 //! `hotset trace synth`: a made trace.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -9,7 +8,6 @@ use hotset::trace::q4rt::write_header;
 use hotset::trace::sidecar::{Resident, Shape};
 use hotset::trace::synth::{Synth, SynthLayer, SynthParams};
 use hotset::trace::{Phase, Placement, Sidecar, TokenRange};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use super::files::NewFile;
@@ -114,7 +112,7 @@ pub fn run(args: &Args) -> Result<()> {
     let threads = args.threads.map_or_else(cores, usize::from);
     let mut new = NewFile::create(&args.out)?;
     write_header(new.out(), &params.header())?;
-    let bar = progress_bar(params.tokens.into());
+    let bar = output::late_bar(params.tokens.into(), "{wide_bar} {pos} of {len} tokens, {eta} left");
     // as many tokens at a time as 8 MB hold
     let at_once = ((8 << 20) / params.header().token_bytes()).clamp(1, 256) as usize;
     let mut block = vec![0; at_once * params.header().token_bytes() as usize];
@@ -125,11 +123,7 @@ pub fn run(args: &Args) -> Result<()> {
             new.write(token)?;
         }
         done += n as u32;
-        // short work shows no bar
-        if bar.is_hidden() && bar.elapsed() > Duration::from_secs(2) {
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        bar.set_position(done.into());
+        output::advance(&bar, done.into());
     }
     bar.finish_and_clear();
     new.finish_trace(Some(&sidecar(&params)), None)?;
@@ -202,13 +196,4 @@ fn sidecar(p: &SynthParams) -> Sidecar {
         more: [("synth".to_owned(), facts(p))].into_iter().collect(),
         ..Sidecar::default()
     }
-}
-
-/// Hidden at first.
-fn progress_bar(tokens: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(tokens), ProgressDrawTarget::hidden());
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos} of {len} tokens, {eta} left") {
-        bar.set_style(style);
-    }
-    bar
 }
