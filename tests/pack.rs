@@ -109,14 +109,20 @@ fn a_pack_holds_the_experts_whatever_the_model() {
     assert_eq!(e.kind, ErrorKind::Io);
 }
 
-#[test]
-fn a_run_that_was_cut_off_is_gone_on_with() {
+/// The odd model and its pack, with the pack's bytes.
+fn packed() -> (TempDir, Model, PathBuf, Vec<u8>) {
     let dir = dir();
     let model = odd_model(dir.path());
     let out = dir.path().join("m.hotset");
-    let partial = pack_write::partial_path(&out);
     pack(&model, &out).unwrap();
     let whole = fs::read(&out).unwrap();
+    (dir, model, out, whole)
+}
+
+#[test]
+fn a_run_that_was_cut_off_is_gone_on_with() {
+    let (_dir, model, out, whole) = packed();
+    let partial = pack_write::partial_path(&out);
     let header = PackHeader::of(&model).unwrap();
     // as it is before the end: the header does not say complete
     let mut unfinished = whole.clone();
@@ -191,11 +197,7 @@ fn a_pack_of_another_model_is_refused_with_the_numbers() {
 
 #[test]
 fn verify_finds_every_kind_of_wrong_byte() {
-    let dir = dir();
-    let model = odd_model(dir.path());
-    let out = dir.path().join("m.hotset");
-    pack(&model, &out).unwrap();
-    let whole = fs::read(&out).unwrap();
+    let (_dir, model, out, whole) = packed();
     let header = PackHeader::of(&model).unwrap();
     let l = &header.layers[1];
     let at = (l.offset_bytes + 3 * l.stride_bytes) as usize;
@@ -224,11 +226,7 @@ fn crc32(pieces: &[&[u8]]) -> u32 {
 
 #[test]
 fn every_prefix_and_every_flipped_bit_of_the_header_is_refused() {
-    let dir = dir();
-    let model = odd_model(dir.path());
-    let out = dir.path().join("m.hotset");
-    pack(&model, &out).unwrap();
-    let whole = fs::read(&out).unwrap();
+    let (dir, model, _, whole) = packed();
     let header = PackHeader::of(&model).unwrap();
     let bad = dir.path().join("bad.hotset");
     let refuse = |bytes: &[u8], what: String| {
@@ -262,14 +260,8 @@ proptest! {
         changes in prop::collection::vec((16usize..600, any::<u8>()), 1..6), len_off in prop_oneof![Just(0i64), -40_000i64..40_000],
     ) {
         use std::sync::OnceLock;
-        static MADE: OnceLock<(TempDir, Model, Vec<u8>)> = OnceLock::new();
-        let (_, model, whole) = MADE.get_or_init(|| {
-            let dir = dir();
-            let model = odd_model(dir.path());
-            pack(&model, &dir.path().join("m.hotset")).unwrap();
-            let whole = fs::read(dir.path().join("m.hotset")).unwrap();
-            (dir, model, whole)
-        });
+        static MADE: OnceLock<(TempDir, Model, PathBuf, Vec<u8>)> = OnceLock::new();
+        let (_, model, _, whole) = MADE.get_or_init(packed);
         let good = PackHeader::parse(whole, whole.len() as u64).unwrap();
         let mut bytes = whole[..good.header_bytes as usize].to_vec();
         let n = good.table_offset as usize;
@@ -318,10 +310,6 @@ fn cli(dir: &Path) -> (PathBuf, PathBuf) {
     (dir.join("m.gguf"), dir.join("m.hotset"))
 }
 
-fn json(text: &str) -> serde_json::Value {
-    serde_json::from_str(text).unwrap()
-}
-
 #[test]
 fn the_command_packs_verifies_and_refuses() {
     let dir = dir();
@@ -331,13 +319,13 @@ fn the_command_packs_verifies_and_refuses() {
         command.arg("pack").arg(&model).arg("-o").arg(&out).args(args);
         command
     };
-    let first = json(&program::ok(&mut run(&["--json"])));
+    let first = program::json(&mut run(&["--json"]));
     assert_eq!(
         (&first["experts"], &first["kept_experts"], &first["was_there"]),
         (&10.into(), &0.into(), &false.into())
     );
     assert_eq!(first["bytes"].as_u64(), Some(fs::metadata(&out).unwrap().len()));
-    let again = json(&program::ok(&mut run(&["--json", "--verify"])));
+    let again = program::json(&mut run(&["--json", "--verify"]));
     assert_eq!((&again["verified_experts"], &again["was_there"]), (&10.into(), &true.into()));
     assert!(program::ok(&mut run(&["--verify"])).contains("10 experts are the model's"));
     let mut bytes = fs::read(&out).unwrap();
@@ -369,7 +357,7 @@ fn io_measures_and_says_where_bytes_came_from() {
         if pack {
             command.arg("--pack").arg(&out);
         }
-        let found = json(&program::ok(&mut command));
+        let found = program::json(&mut command);
         let (rates, misses) = (found["rates"].as_array().unwrap(), found["misses"].as_array().unwrap());
         // two depths, three sizes, two modes; one and two misses of three sizes
         assert_eq!((rates.len(), misses.len()), (12, 6));
@@ -413,7 +401,7 @@ fn the_doctor_says_what_follows_from_what() {
         if pack {
             command.arg("--pack").arg(&out);
         }
-        let found = json(&program::ok(&mut command));
+        let found = program::json(&mut command);
         assert_eq!((&found["slots"], &found["k"], &found["n_layers"]), (&3.into(), &2.into(), &2.into()));
         assert_eq!((&found["memory_bytes"], &found["drive_measured"]), (&(16 << 20).into(), &false.into()));
         let rows = found["predicted"].as_array().unwrap();
@@ -439,7 +427,7 @@ fn the_doctor_says_what_follows_from_what() {
         "{text}"
     );
     // measured, quickly
-    let measured = json(&program::ok(&mut run(&["--memory", "16M", "--json"])));
+    let measured = program::json(&mut run(&["--memory", "16M", "--json"]));
     assert_eq!(measured["drive_measured"], true);
     assert!(measured["turns_gb_per_s"].as_f64().unwrap() > 0.0);
     program::fails(&mut run(&["--memory", "100K"]), 1, "dense weights");

@@ -28,6 +28,11 @@ pub fn ok(command: &mut Command) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
+/// The value that it prints.
+pub fn json(command: &mut Command) -> serde_json::Value {
+    serde_json::from_str(&ok(command)).unwrap()
+}
+
 /// A run that fails with this code (no panic, no signal) and says this; what it printed all the same.
 pub fn fails(command: &mut Command, code: i32, says: &str) -> String {
     let out = command.output().unwrap();

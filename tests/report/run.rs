@@ -6,15 +6,12 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::browser::Browser;
+use crate::program::json;
 use crate::shared::shared;
 use crate::{flawless, program};
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
-fn json(command: &mut Command) -> Value {
-    serde_json::from_str(&program::ok(command)).unwrap()
 }
 
 /// A made trace, with its sidecar.
