@@ -16,8 +16,6 @@ pub struct Run {
 pub struct Block {
     pub run: usize,
     pub cell: usize,
-    /// In the schedule.
-    pub index: u64,
     /// Tokens measured, without the washout.
     pub tokens: u64,
     /// Its middle, in decode tokens since the run began.
@@ -28,7 +26,6 @@ pub struct Block {
     pub ms: f64,
     /// Mean of what was not waiting for reads.
     pub compute_ms: Option<f64>,
-    pub thermal_level: Option<f64>,
     /// What the lot decided about at once: blocks with the same number.
     pub unit: usize,
 }
@@ -50,18 +47,15 @@ pub fn blocks(runs: &[Run]) -> Vec<Block> {
             }
             let per_token = |sum: f64| sum / tokens as f64;
             let compute: Option<f64> = measured.iter().map(|r| r.compute_ns).sum();
-            let levels: Vec<f64> = measured.iter().filter_map(|r| r.thermal_level).map(f64::from).collect();
             let at = from - (tokens as f64 / 2.0).min(from - begin);
             all.push(Block {
                 run: number,
                 cell,
-                index: stretch[0].block.unwrap_or(all.len() as u64),
                 tokens,
                 at,
                 share: at / whole,
                 ms: per_token(measured.iter().map(|r| r.wall_ns).sum()) / 1e6,
                 compute_ms: compute.map(|ns| per_token(ns) / 1e6),
-                thermal_level: (!levels.is_empty()).then(|| levels.iter().sum::<f64>() / levels.len() as f64),
                 unit: 0,
             });
         }

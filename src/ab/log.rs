@@ -44,8 +44,6 @@ pub struct Row {
     pub slots: Option<u32>,
     /// 0 nominal .. 3 critical.
     pub thermal_level: Option<u8>,
-    /// Of the hottest zone, degrees C.
-    pub thermal_c: Option<f64>,
 }
 
 /// A run.
@@ -196,7 +194,6 @@ impl Line<'_> {
             counts,
             slots: self.number("slots")?.map(|n| n as u32),
             thermal_level: self.number("thermal_level")?.map(|n| n as u8),
-            thermal_c: self.text("thermal_mc").and_then(|t| t.parse().ok()).map(|mc: f64| mc / 1e3),
         }))
     }
 
@@ -220,7 +217,6 @@ impl Line<'_> {
             counts,
             slots: None,
             thermal_level: None,
-            thermal_c: None,
         })
     }
 }
@@ -252,7 +248,7 @@ mod tests {
         let row = &csv.rows[0];
         assert_eq!((csv.rows.len(), csv.cells.as_slice(), row.cell), (1, &["F0".to_owned()][..], Some(0)));
         assert_eq!((row.wall_ns, row.compute_ns, row.block, row.washout), (90.0, Some(60.0), Some(3), true));
-        assert_eq!((row.counts[READ_BYTES], row.counts[MASS_LOST], row.thermal_c), (4096.0, 0.75, Some(41.0)));
+        assert_eq!((row.counts[READ_BYTES], row.counts[MASS_LOST]), (4096.0, 0.75));
         assert!(row.counts[HITS].is_nan());
     }
 

@@ -111,8 +111,6 @@ pub struct Comparison {
     /// Measured tokens of these two cells that would tell apart a difference as large as the estimate, and one of 5 %.
     pub tokens_for_this: Option<u64>,
     pub tokens_for_5_percent: Option<u64>,
-    /// ln ratio of each pair of blocks, and its place in the session, for a plot.
-    pub by_pair: Vec<(f64, f64)>,
     /// The plan gave both cells the same settings.
     pub equal: bool,
 }
@@ -238,7 +236,6 @@ fn compare(
         words: String::new(),
         tokens_for_this: None,
         tokens_for_5_percent: None,
-        by_pair: pairs.iter().map(|p| (p.share, (p.b_ms / p.a_ms).ln())).collect(),
         equal: one.is_some() && one == other,
     }
 }
@@ -271,7 +268,7 @@ fn decide(all: &mut [Comparison], cells: &[Cell], options: &Options, look: Numbe
         if below && c.verdict == Verdict::NotToldApart {
             c.verdict = if interval.estimate < 0.0 { Verdict::Faster } else { Verdict::Slower };
         }
-        c.words = verdict::words(c.verdict, &cells[c.a].name, &cells[c.b].name, Some(&interval));
+        c.words = verdict::words(c.verdict, &cells[c.a].name, &cells[c.b].name, &interval);
         let tokens = cells[c.a].tokens + cells[c.b].tokens;
         let error = match &c.paired {
             Some(p) => p.error,
