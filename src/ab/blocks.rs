@@ -1,7 +1,7 @@
 //! Tokens become blocks (a stretch under one cell, without its washout), and blocks become pairs: two cells' neighbours in time, so that
 //! what changes slowly is the same for both.
 
-use super::log::Row;
+use super::log::{self, Row};
 use super::order;
 
 /// The tokens of a run, in order, with cells counted over all runs.
@@ -9,6 +9,13 @@ use super::order;
 pub struct Run {
     pub name: String,
     pub rows: Vec<Row>,
+}
+
+impl Run {
+    /// Tokens in a row under one cell, of one block.
+    pub fn stretches(&self) -> impl Iterator<Item = &[Row]> {
+        self.rows.chunk_by(|a, b| (a.cell, a.block) == (b.cell, b.block))
+    }
 }
 
 /// What was measured of one block.
@@ -36,12 +43,12 @@ pub fn blocks(runs: &[Run]) -> Vec<Block> {
     for (number, run) in runs.iter().enumerate() {
         let whole: f64 = run.rows.iter().map(|r| f64::from(r.tokens)).sum();
         let mut from = 0.0;
-        for stretch in run.rows.chunk_by(|a, b| (a.cell, a.block) == (b.cell, b.block)) {
+        for stretch in run.stretches() {
             let begin = from;
             from += stretch.iter().map(|r| f64::from(r.tokens)).sum::<f64>();
             let Some(cell) = stretch[0].cell else { continue };
             let measured: Vec<&Row> = stretch.iter().filter(|r| !r.washout).collect();
-            let tokens: u64 = measured.iter().map(|r| u64::from(r.tokens)).sum();
+            let tokens = log::tokens(measured.iter().copied());
             if tokens == 0 {
                 continue;
             }

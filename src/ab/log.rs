@@ -20,6 +20,8 @@ pub const COUNTS: [&str; 8] =
 pub const READ_BYTES: usize = 0;
 pub const HITS: usize = 1;
 pub const MISSES: usize = 2;
+pub const DROPPED: usize = 3;
+pub const SWAPPED: usize = 4;
 pub const MASS_LOST: usize = 5;
 pub const MAJOR_FAULTS: usize = 6;
 
@@ -44,6 +46,19 @@ pub struct Row {
     pub slots: Option<u32>,
     /// 0 nominal .. 3 critical.
     pub thermal_level: Option<u8>,
+}
+
+/// Of these passes together.
+pub fn tokens<'a>(rows: impl IntoIterator<Item = &'a Row>) -> u64 {
+    rows.into_iter().map(|r| u64::from(r.tokens)).sum()
+}
+
+/// Where the name is among those that have appeared; a new one is added.
+pub(super) fn index_of(names: &mut Vec<String>, name: &str) -> usize {
+    names.iter().position(|n| n == name).unwrap_or_else(|| {
+        names.push(name.to_owned());
+        names.len() - 1
+    })
 }
 
 /// A run.
@@ -178,12 +193,7 @@ impl Line<'_> {
         if let (Some(dropped), Some(swapped)) = (self.number("mass_dropped")?, self.number("mass_swapped")?) {
             counts[MASS_LOST] = dropped + swapped;
         }
-        let cell = self.text("cell").map(|name| {
-            cells.iter().position(|c| *c == name).unwrap_or_else(|| {
-                cells.push(name.into_owned());
-                cells.len() - 1
-            })
-        });
+        let cell = self.text("cell").map(|name| index_of(cells, &name));
         Ok(Some(Row {
             cell,
             block: self.number("block")?.map(|n| n as u64),

@@ -178,7 +178,7 @@ pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis>
         design,
         level: options.level,
         look,
-        runs: runs.iter().map(|r| (r.name.clone(), r.rows.iter().map(|t| u64::from(t.tokens)).sum())).collect(),
+        runs: runs.iter().map(|run| (run.name.clone(), log::tokens(&run.rows))).collect(),
         cells,
         comparisons,
         blocks,

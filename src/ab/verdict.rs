@@ -85,6 +85,11 @@ pub fn digits(x: f64) -> String {
     }
 }
 
+/// A p for people: four places, or its power of ten.
+pub fn p_value(p: f64) -> String {
+    if p < 1e-4 { format!("{p:.0e}") } else { format!("{p:.4}") }
+}
+
 /// The normal deviate that is not exceeded with this chance.
 pub fn z(p: f64) -> f64 {
     Normal::standard().inverse_cdf(p)
