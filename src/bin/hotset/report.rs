@@ -158,7 +158,7 @@ fn kind(path: &Path) -> Result<Kind> {
 
 fn times(path: &Path) -> Result<Times> {
     let mut times = Times::new(file_name(path));
-    observed_passes(&mut BufReader::new(File::open(path)?), |pass, time| times.take(&pass, time))?;
+    observed_passes(&mut BufReader::new(File::open(path)?), |pass, time| times.take(pass, time))?;
     Ok(times)
 }
 
@@ -278,8 +278,7 @@ impl Args {
         } else if self.cache_cap.is_empty() {
             notes.push(format!("Neither residency nor one setting for the whole run is recorded: {source}."));
         }
-        let blocks = routed.layers.iter().map(|l| l.block).collect();
-        let mut steps = Steps::new(source, phase, blocks, self.from_step);
+        let mut steps = Steps::new(source, phase, routed, self.from_step);
         drop_loop_by_row(routed, &settings, &[], &mut |ran| steps.take(ran))?;
         Ok(steps)
     }
