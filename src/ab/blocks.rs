@@ -1,7 +1,7 @@
 //! Tokens become blocks (a stretch under one cell, without its washout), and blocks become pairs: two cells' neighbours in time, so that
 //! what changes slowly is the same for both.
 
-use super::log::Row;
+use super::log::{self, Row};
 use super::order;
 
 /// The tokens of a run, in order, with cells counted over all runs.
@@ -11,13 +11,18 @@ pub struct Run {
     pub rows: Vec<Row>,
 }
 
+impl Run {
+    /// Tokens in a row under one cell, of one block.
+    pub fn stretches(&self) -> impl Iterator<Item = &[Row]> {
+        self.rows.chunk_by(|a, b| (a.cell, a.block) == (b.cell, b.block))
+    }
+}
+
 /// What was measured of one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     pub run: usize,
     pub cell: usize,
-    /// In the schedule.
-    pub index: u64,
     /// Tokens measured, without the washout.
     pub tokens: u64,
     /// Its middle, in decode tokens since the run began.
@@ -28,7 +33,6 @@ pub struct Block {
     pub ms: f64,
     /// Mean of what was not waiting for reads.
     pub compute_ms: Option<f64>,
-    pub thermal_level: Option<f64>,
     /// What the lot decided about at once: blocks with the same number.
     pub unit: usize,
 }
@@ -39,29 +43,26 @@ pub fn blocks(runs: &[Run]) -> Vec<Block> {
     for (number, run) in runs.iter().enumerate() {
         let whole: f64 = run.rows.iter().map(|r| f64::from(r.tokens)).sum();
         let mut from = 0.0;
-        for stretch in run.rows.chunk_by(|a, b| (a.cell, a.block) == (b.cell, b.block)) {
+        for stretch in run.stretches() {
             let begin = from;
             from += stretch.iter().map(|r| f64::from(r.tokens)).sum::<f64>();
             let Some(cell) = stretch[0].cell else { continue };
             let measured: Vec<&Row> = stretch.iter().filter(|r| !r.washout).collect();
-            let tokens: u64 = measured.iter().map(|r| u64::from(r.tokens)).sum();
+            let tokens = log::tokens(measured.iter().copied());
             if tokens == 0 {
                 continue;
             }
             let per_token = |sum: f64| sum / tokens as f64;
             let compute: Option<f64> = measured.iter().map(|r| r.compute_ns).sum();
-            let levels: Vec<f64> = measured.iter().filter_map(|r| r.thermal_level).map(f64::from).collect();
             let at = from - (tokens as f64 / 2.0).min(from - begin);
             all.push(Block {
                 run: number,
                 cell,
-                index: stretch[0].block.unwrap_or(all.len() as u64),
                 tokens,
                 at,
                 share: at / whole,
                 ms: per_token(measured.iter().map(|r| r.wall_ns).sum()) / 1e6,
                 compute_ms: compute.map(|ns| per_token(ns) / 1e6),
-                thermal_level: (!levels.is_empty()).then(|| levels.iter().sum::<f64>() / levels.len() as f64),
                 unit: 0,
             });
         }

@@ -4,7 +4,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::blocks::Run;
 use super::bootstrap::{Means, quantile};
-use super::log::{COUNTS, Row};
+use super::log::{self, COUNTS, Row};
 use super::politis_white::Dependence;
 use super::verdict::z;
 
@@ -49,7 +49,7 @@ pub fn times_ms(rows: &[&Row]) -> Vec<f64> {
 /// None where nothing was measured.
 pub fn cell(name: &str, rows: &[&Row], level: f64, resamples: usize, rng: &mut Pcg64Mcg) -> Option<Cell> {
     let times = times_ms(rows);
-    let tokens: u64 = rows.iter().map(|r| u64::from(r.tokens)).sum();
+    let tokens = log::tokens(rows.iter().copied());
     let mut ascending = times.clone();
     ascending.sort_by(f64::total_cmp);
     if ascending.is_empty() {

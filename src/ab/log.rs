@@ -20,6 +20,8 @@ pub const COUNTS: [&str; 8] =
 pub const READ_BYTES: usize = 0;
 pub const HITS: usize = 1;
 pub const MISSES: usize = 2;
+pub const DROPPED: usize = 3;
+pub const SWAPPED: usize = 4;
 pub const MASS_LOST: usize = 5;
 pub const MAJOR_FAULTS: usize = 6;
 
@@ -44,8 +46,19 @@ pub struct Row {
     pub slots: Option<u32>,
     /// 0 nominal .. 3 critical.
     pub thermal_level: Option<u8>,
-    /// Of the hottest zone, degrees C.
-    pub thermal_c: Option<f64>,
+}
+
+/// Of these passes together.
+pub fn tokens<'a>(rows: impl IntoIterator<Item = &'a Row>) -> u64 {
+    rows.into_iter().map(|r| u64::from(r.tokens)).sum()
+}
+
+/// Where the name is among those that have appeared; a new one is added.
+pub(super) fn index_of(names: &mut Vec<String>, name: &str) -> usize {
+    names.iter().position(|n| n == name).unwrap_or_else(|| {
+        names.push(name.to_owned());
+        names.len() - 1
+    })
 }
 
 /// A run.
@@ -180,12 +193,7 @@ impl Line<'_> {
         if let (Some(dropped), Some(swapped)) = (self.number("mass_dropped")?, self.number("mass_swapped")?) {
             counts[MASS_LOST] = dropped + swapped;
         }
-        let cell = self.text("cell").map(|name| {
-            cells.iter().position(|c| *c == name).unwrap_or_else(|| {
-                cells.push(name.into_owned());
-                cells.len() - 1
-            })
-        });
+        let cell = self.text("cell").map(|name| index_of(cells, &name));
         Ok(Some(Row {
             cell,
             block: self.number("block")?.map(|n| n as u64),
@@ -196,7 +204,6 @@ impl Line<'_> {
             counts,
             slots: self.number("slots")?.map(|n| n as u32),
             thermal_level: self.number("thermal_level")?.map(|n| n as u8),
-            thermal_c: self.text("thermal_mc").and_then(|t| t.parse().ok()).map(|mc: f64| mc / 1e3),
         }))
     }
 
@@ -220,7 +227,6 @@ impl Line<'_> {
             counts,
             slots: None,
             thermal_level: None,
-            thermal_c: None,
         })
     }
 }
@@ -252,7 +258,7 @@ mod tests {
         let row = &csv.rows[0];
         assert_eq!((csv.rows.len(), csv.cells.as_slice(), row.cell), (1, &["F0".to_owned()][..], Some(0)));
         assert_eq!((row.wall_ns, row.compute_ns, row.block, row.washout), (90.0, Some(60.0), Some(3), true));
-        assert_eq!((row.counts[READ_BYTES], row.counts[MASS_LOST], row.thermal_c), (4096.0, 0.75, Some(41.0)));
+        assert_eq!((row.counts[READ_BYTES], row.counts[MASS_LOST]), (4096.0, 0.75));
         assert!(row.counts[HITS].is_nan());
     }
 

@@ -111,8 +111,6 @@ pub struct Comparison {
     /// Measured tokens of these two cells that would tell apart a difference as large as the estimate, and one of 5 %.
     pub tokens_for_this: Option<u64>,
     pub tokens_for_5_percent: Option<u64>,
-    /// ln ratio of each pair of blocks, and its place in the session, for a plot.
-    pub by_pair: Vec<(f64, f64)>,
     /// The plan gave both cells the same settings.
     pub equal: bool,
 }
@@ -151,7 +149,7 @@ pub fn analyze(logs: &[PathBuf], options: &Options) -> Result<Analysis> {
 pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis> {
     options.check()?;
     let mut rng = Pcg64Mcg::seed_from_u64(options.seed);
-    let (look, runs, early) = session::at_look(session, options);
+    let (look, mut runs, early) = session::at_look(session, options);
     let design = session.design;
     let mut cells = Vec::new();
     let mut of_name = Vec::new(); // index in the session, of each cell that was measured
@@ -165,25 +163,22 @@ pub fn analyze_session(session: &Session, options: &Options) -> Result<Analysis>
     if cells.is_empty() {
         return Err(err!(Format, "no token was measured outside of the washout"));
     }
+    // from here on rows count cells as the analysis does
+    for row in runs.iter_mut().flat_map(|run| &mut run.rows) {
+        row.cell = row.cell.and_then(|cell| of_name.iter().position(|&of| of == cell));
+    }
     let blocks = if design == Design::Blocks { blocks::blocks(&runs) } else { Vec::new() };
     let mut comparisons = Vec::new();
     for (a, b) in which(&cells, options.baseline.as_deref())? {
-        let of = (of_name[a], of_name[b]);
-        comparisons.push(compare(&cells, (a, b), of, &blocks, options, &mut rng));
+        comparisons.push(compare(&cells, (a, b), &blocks, options, &mut rng));
     }
     decide(&mut comparisons, &cells, options, look, design, early);
-    // blocks count cells as the analysis does
-    let renumber = |mut block: Block| {
-        block.cell = of_name.iter().position(|&c| c == block.cell)?;
-        Some(block)
-    };
-    let blocks: Vec<Block> = blocks.into_iter().filter_map(renumber).collect();
-    let drift = tells::drift(&runs, &blocks, &cells, &of_name);
+    let drift = tells::drift(&runs, &blocks, &cells);
     let mut analysis = Analysis {
         design,
         level: options.level,
         look,
-        runs: runs.iter().map(|r| (r.name.clone(), r.rows.iter().map(|t| u64::from(t.tokens)).sum())).collect(),
+        runs: runs.iter().map(|run| (run.name.clone(), log::tokens(&run.rows))).collect(),
         cells,
         comparisons,
         blocks,
@@ -218,13 +213,12 @@ fn which(cells: &[Cell], baseline: Option<&str>) -> Result<Vec<(usize, usize)>> 
 fn compare(
     cells: &[Cell],
     (a, b): (usize, usize),
-    of: (usize, usize),
     blocks: &[Block],
     options: &Options,
     rng: &mut Pcg64Mcg,
 ) -> Comparison {
     let tokens = log_ratio_of_means(&cells[a].means, &cells[b].means, options.level);
-    let pairs = blocks::pairs(blocks, of.0, of.1);
+    let pairs = blocks::pairs(blocks, a, b);
     let settings = |name: &str| {
         let cell = options.plan.as_ref()?.cells.iter().find(|c| c.name == name)?;
         Some(crate::hook::schedule::Cell { name: String::new(), line: 0, ..cell.clone() })
@@ -242,7 +236,6 @@ fn compare(
         words: String::new(),
         tokens_for_this: None,
         tokens_for_5_percent: None,
-        by_pair: pairs.iter().map(|p| (p.share, (p.b_ms / p.a_ms).ln())).collect(),
         equal: one.is_some() && one == other,
     }
 }
@@ -275,7 +268,7 @@ fn decide(all: &mut [Comparison], cells: &[Cell], options: &Options, look: Numbe
         if below && c.verdict == Verdict::NotToldApart {
             c.verdict = if interval.estimate < 0.0 { Verdict::Faster } else { Verdict::Slower };
         }
-        c.words = verdict::words(c.verdict, &cells[c.a].name, &cells[c.b].name, Some(&interval));
+        c.words = verdict::words(c.verdict, &cells[c.a].name, &cells[c.b].name, &interval);
         let tokens = cells[c.a].tokens + cells[c.b].tokens;
         let error = match &c.paired {
             Some(p) => p.error,

@@ -138,14 +138,10 @@ pub fn plan(wanted: &Wanted) -> Result<Planned> {
     let order = order::draw(n, most, &mut rng).expect("at least one unit fits");
     let block = |(i, &cell): (usize, &usize)| Block { cell, from: i as u64 * tokens, tokens };
     let blocks: Vec<Block> = order.cells.iter().enumerate().map(block).collect();
-    if order.cells.len() / order.unit_blocks < wanted.looks as usize {
-        let units = order.cells.len() / order.unit_blocks;
-        return Err(err!(
-            Argument,
-            "{} looks at {units} units of {} blocks: at most one a unit",
-            wanted.looks,
-            order.unit_blocks
-        ));
+    let lots = order.cells.len() / order.unit_blocks;
+    if lots < wanted.looks as usize {
+        let (looks, unit) = (wanted.looks, order.unit_blocks);
+        return Err(err!(Argument, "{looks} looks at {lots} units of {unit} blocks: at most one a unit"));
     }
     let pairs_of_cells = (n * (n - 1) / 2) as f64;
     let measured_tokens = (blocks.len() / n) as u64 * (tokens - washout);
@@ -171,7 +167,7 @@ pub fn plan(wanted: &Wanted) -> Result<Planned> {
     let level = sequential::look(wanted.alpha / pairs_of_cells, wanted.looks, wanted.looks).level;
     Ok(Planned {
         unit_blocks: order.unit_blocks,
-        lots: order.cells.len() / order.unit_blocks,
+        lots,
         measured_tokens,
         detectable: verdict::detectable(error, level).exp() - 1.0,
         drift_left: 0.25 * drift_left,

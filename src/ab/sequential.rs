@@ -8,10 +8,6 @@ use super::bootstrap::two_sided;
 /// What one look may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Look {
-    /// Share of the planned information (blocks) that is there, 0..1.
-    pub share: f64,
-    /// Chance of a false alarm up to and with this look.
-    pub spent: f64,
     /// A |z| beyond this tells apart.
     pub bound: f64,
     /// The same as a two-sided p.
@@ -59,7 +55,7 @@ pub fn looks(alpha: f64, shares: &[f64]) -> Vec<Look> {
         points = next;
         (before, paid) = (share, paid + to_pay);
         let z = bound / share.sqrt();
-        all.push(Look { share, spent: paid, bound: z, level: two_sided(z) });
+        all.push(Look { bound: z, level: two_sided(z) });
     }
     all
 }

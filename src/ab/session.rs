@@ -1,7 +1,7 @@
 //! Logs that belong together: cells by name over all runs, and as much of them as the look is about.
 
 use super::blocks::Run;
-use super::log::Log;
+use super::log::{Log, index_of, tokens};
 use super::verdict::Number;
 use super::{Design, Options};
 use crate::error::{Result, err};
@@ -29,12 +29,6 @@ impl Session {
             ));
         }
         let mut cells: Vec<String> = Vec::new();
-        let mut index = |name: String| {
-            cells.iter().position(|c| *c == name).unwrap_or_else(|| {
-                cells.push(name);
-                cells.len() - 1
-            })
-        };
         let mut runs = Vec::new();
         for log in logs {
             let mut rows = log.rows;
@@ -47,11 +41,12 @@ impl Session {
                         log.name
                     ));
                 }
-                let cell = index(log.facts.get("drop_cold_frac").map_or_else(|| log.name.clone(), |f| format!("F{f}")));
+                let name = log.facts.get("drop_cold_frac").map_or_else(|| log.name.clone(), |f| format!("F{f}"));
+                let cell = index_of(&mut cells, &name);
                 rows.drain(..skip);
                 rows.iter_mut().for_each(|row| row.cell = Some(cell));
             } else {
-                let map: Vec<usize> = log.cells.into_iter().map(&mut index).collect();
+                let map: Vec<usize> = log.cells.iter().map(|name| index_of(&mut cells, name)).collect();
                 rows.iter_mut().for_each(|row| row.cell = row.cell.map(|c| map[c]));
             }
             runs.push(Run { name: log.name, rows });
@@ -73,10 +68,10 @@ pub(super) fn finished(runs: &[Run], plan: &Schedule) -> Vec<(usize, usize)> {
     let mut all = Vec::new();
     for (number, run) in runs.iter().enumerate() {
         let mut end = 0;
-        for stretch in run.rows.chunk_by(|a, b| (a.cell, a.block) == (b.cell, b.block)) {
+        for stretch in run.stretches() {
             end += stretch.len();
             let wanted = stretch[0].block.and_then(|i| plan.blocks.get(usize::try_from(i).ok()?)).map(|b| b.tokens);
-            let found: u64 = stretch.iter().map(|r| u64::from(r.tokens)).sum();
+            let found = tokens(stretch);
             if stretch[0].cell.is_some() && wanted.is_some_and(|n| 10 * found >= 9 * n) {
                 all.push((number, end));
             }

@@ -69,7 +69,6 @@ pub fn session(order: &[usize], tokens: usize, washout: usize, truth: &Truth, se
                 counts: [f64::NAN; COUNTS.len()],
                 slots: None,
                 thermal_level: None,
-                thermal_c: None,
             });
         }
     }

@@ -43,8 +43,9 @@ pub struct Drift {
     pub thermal: Vec<Thermal>,
 }
 
-/// Of blocks where there are some, else of stretches of each run that are as long as times depend on each other.
-pub fn drift(runs: &[Run], blocks: &[Block], cells: &[Cell], of_name: &[usize]) -> Drift {
+/// Of blocks where there are some, else of stretches of each run that are as long as times depend on each other. All count
+/// cells as `cells` does.
+pub fn drift(runs: &[Run], blocks: &[Block], cells: &[Cell]) -> Drift {
     let compute_mean = |cell: usize| cells[cell].compute_ms.filter(|ms| *ms > 0.0);
     let point = |run, cell: usize, share, ms: f64, compute_ms: Option<f64>| Point {
         run,
@@ -57,9 +58,7 @@ pub fn drift(runs: &[Run], blocks: &[Block], cells: &[Cell], of_name: &[usize]) 
     let mut points: Vec<Point> = blocks.iter().map(|b| point(b.run, b.cell, b.share, b.ms, b.compute_ms)).collect();
     if blocks.is_empty() {
         for (number, run) in runs.iter().enumerate() {
-            let Some(cell) = run.rows.first().and_then(|r| of_name.iter().position(|&c| Some(c) == r.cell)) else {
-                continue;
-            };
+            let Some(cell) = run.rows.first().and_then(|r| r.cell) else { continue };
             let length = cells[cell].dependence.block.max(16);
             for (i, rows) in run.rows.chunks_exact(length).enumerate() {
                 let tokens: f64 = rows.iter().map(|r| f64::from(r.tokens)).sum();
@@ -81,13 +80,13 @@ pub fn drift(runs: &[Run], blocks: &[Block], cells: &[Cell], of_name: &[usize]) 
     };
     let (wall, wall_percent) = against_place(|p| Some(p.off));
     let (compute, compute_percent) = against_place(|p| p.compute_off);
-    Drift { wall, compute, wall_percent, compute_percent, thermal: thermal(runs, cells, of_name), points }
+    Drift { wall, compute, wall_percent, compute_percent, thermal: thermal(runs, cells), points }
 }
 
-fn thermal(runs: &[Run], cells: &[Cell], of_name: &[usize]) -> Vec<Thermal> {
+fn thermal(runs: &[Run], cells: &[Cell]) -> Vec<Thermal> {
     let mut levels = std::collections::BTreeMap::<u8, (u64, f64)>::new();
-    for (cell, &of) in cells.iter().zip(of_name) {
-        for row in measured(runs, of) {
+    for (i, cell) in cells.iter().enumerate() {
+        for row in measured(runs, i) {
             let Some(level) = row.thermal_level else { continue };
             let (tokens, times) = levels.entry(level).or_default();
             *tokens += u64::from(row.tokens);
@@ -126,7 +125,7 @@ pub(super) fn tells(analysis: &Analysis, runs: &[Run], session: &Session, option
     }
     order_and_looks(analysis, session, options, &mut tell);
     memory(cells, &mut tell);
-    heat(analysis, runs, &session.cells, &mut tell);
+    heat(analysis, runs, &mut tell);
     all
 }
 
@@ -178,7 +177,7 @@ fn memory(cells: &[Cell], tell: &mut impl FnMut(&'static str, String)) {
     }
 }
 
-fn heat(analysis: &Analysis, runs: &[Run], names: &[String], tell: &mut impl FnMut(&'static str, String)) {
+fn heat(analysis: &Analysis, runs: &[Run], tell: &mut impl FnMut(&'static str, String)) {
     let drift = &analysis.drift;
     let balanced =
         if analysis.design == Design::Blocks { "; the order of blocks takes it out of the comparisons" } else { "" };
@@ -201,13 +200,12 @@ fn heat(analysis: &Analysis, runs: &[Run], names: &[String], tell: &mut impl FnM
     let all: u64 = drift.thermal.iter().map(|t| t.tokens).sum();
     if hot > 0 {
         let share = 100.0 * hot as f64 / all as f64;
-        let mean = |c: &Cell| {
-            let of = names.iter().position(|n| *n == c.name).unwrap_or(usize::MAX);
-            let levels = measured(runs, of).into_iter().filter_map(|r| r.thermal_level);
+        let mean = |cell: usize| {
+            let levels = measured(runs, cell).into_iter().filter_map(|r| r.thermal_level);
             let (sum, n) = levels.fold((0.0, 0.0), |(sum, n), level| (sum + f64::from(level), n + 1.0));
             sum / f64::max(n, 1.0)
         };
-        let means: Vec<f64> = analysis.cells.iter().map(mean).collect();
+        let means: Vec<f64> = (0..analysis.cells.len()).map(mean).collect();
         let each: Vec<String> = analysis.cells.iter().zip(&means).map(|(c, m)| format!("{} {m:.2}", c.name)).collect();
         let spread = means.iter().fold(0.0, |s: f64, m| s.max(*m)) - means.iter().fold(f64::MAX, |s: f64, m| s.min(*m));
         let apart = if spread > 0.25 { ": not alike for all cells" } else { "" };

@@ -61,9 +61,9 @@ pub fn percent(interval: &Interval) -> (f64, f64) {
 }
 
 /// `b is faster than a by 12 to 19 %`.
-pub fn words(verdict: Verdict, a: &str, b: &str, interval: Option<&Interval>) -> String {
+pub fn words(verdict: Verdict, a: &str, b: &str, interval: &Interval) -> String {
     let by = |fast: &str, slow: &str| {
-        let (from, to) = interval.map(percent).unwrap_or_default();
+        let (from, to) = percent(interval);
         format!("{fast} is faster than {slow} by {} to {} %", digits(from), digits(to))
     };
     match verdict {
@@ -83,6 +83,11 @@ pub fn digits(x: f64) -> String {
         x if x < 9.95 => format!("{x:.1}"),
         x => format!("{x:.0}"),
     }
+}
+
+/// A p for people: four places, or its power of ten.
+pub fn p_value(p: f64) -> String {
+    if p < 1e-4 { format!("{p:.0e}") } else { format!("{p:.4}") }
 }
 
 /// The normal deviate that is not exceeded with this chance.
@@ -133,9 +138,9 @@ mod tests {
     fn sentences() {
         let (fast, slow) =
             (interval(-0.4_f64.ln_1p(), -0.25_f64.ln_1p()), interval(0.011_f64.ln_1p(), 0.052_f64.ln_1p()));
-        assert_eq!(words(Verdict::Faster, "A", "B", Some(&fast)), "B is faster than A by 25 to 40 %");
-        assert_eq!(words(Verdict::Slower, "A", "B", Some(&slow)), "A is faster than B by 1.1 to 5.2 %");
-        assert_eq!(words(Verdict::NotToldApart, "A", "B", None), "A and B: not told apart");
+        assert_eq!(words(Verdict::Faster, "A", "B", &fast), "B is faster than A by 25 to 40 %");
+        assert_eq!(words(Verdict::Slower, "A", "B", &slow), "A is faster than B by 1.1 to 5.2 %");
+        assert_eq!(words(Verdict::NotToldApart, "A", "B", &fast), "A and B: not told apart");
     }
 
     #[test]

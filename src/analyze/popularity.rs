@@ -10,13 +10,18 @@ pub struct Popularity {
     pub picks: u64,
 }
 
+/// Picks of a layer by expert id, all its rows.
+pub fn counts(routing: &Routing, layer: usize) -> Vec<u64> {
+    let mut counts = vec![0; routing.n_experts];
+    routing.layers[layer].ids.iter().for_each(|&id| counts[usize::from(id)] += 1);
+    counts
+}
+
 impl Popularity {
     pub fn of(routing: &Routing, layer: usize) -> Self {
-        let mut counts = vec![0; routing.n_experts];
-        let ids = &routing.layers[layer].ids;
-        ids.iter().for_each(|&id| counts[usize::from(id)] += 1);
+        let mut counts = counts(routing, layer);
         counts.sort_unstable_by(|a, b| b.cmp(a));
-        Self { counts, picks: ids.len() as u64 }
+        Self { counts, picks: routing.layers[layer].ids.len() as u64 }
     }
 
     /// Experts that are used at all.

@@ -309,7 +309,8 @@ impl Cell {
     }
 }
 
-fn backing_name(backing: Backing) -> &'static str {
+/// As a schedule calls it.
+pub fn backing_name(backing: Backing) -> &'static str {
     match backing {
         Backing::Slots => "slots",
         Backing::PageCache => "page-cache",

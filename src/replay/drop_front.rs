@@ -75,11 +75,10 @@ impl DropRow {
     }
 }
 
-/// Which of some results, (bytes read, mass lost), are on the front: no other one reads no more and loses no more, unless it is the same.
-/// So at equal mass the front reads least, and at equal reads it loses least.
-pub fn front(results: &[(u64, f64)]) -> Vec<bool> {
-    let beaten =
-        |&(bytes, mass): &(u64, f64)| results.iter().any(|&(b, m)| b <= bytes && m <= mass && (b < bytes || m < mass));
+/// Which of some results, two costs each (bytes read and mass lost, say), are on the front: no other one costs no more in both, unless it
+/// is the same. So at an equal one of the two the front has the least of the other.
+pub fn front<A: PartialOrd + Copy, B: PartialOrd + Copy>(results: &[(A, B)]) -> Vec<bool> {
+    let beaten = |&(a, b): &(A, B)| results.iter().any(|by| by.0 <= a && by.1 <= b && (by.0 < a || by.1 < b));
     results.iter().map(|result| !beaten(result)).collect()
 }
 

@@ -178,7 +178,8 @@ impl Line<'_> {
 }
 
 impl Observed {
-    fn add(&mut self, other: &Self) {
+    /// Adds the sums of other passes of this phase.
+    pub fn add(&mut self, other: &Self) {
         let sums = [
             (&mut self.tokens, other.tokens),
             (&mut self.hits, other.hits),

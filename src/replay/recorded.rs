@@ -82,8 +82,7 @@ pub fn recorded(trace: &Trace, sidecar: &Sidecar, ranges: Option<&Ranges>) -> Re
 }
 
 fn moce_of(s: &Settings) -> Result<Moce> {
-    let delta = Delta::ALL.iter().copied().find(|d| d.name() == s.delta);
-    let delta = delta.ok_or_else(|| err!(Format, "sidecar: delta '{}'", s.delta))?;
+    let delta = Delta::by_name(&s.delta).ok_or_else(|| err!(Format, "sidecar: delta '{}'", s.delta))?;
     Ok(Moce { lambda: s.lambda, top_j: s.top_j, delta })
 }
 

@@ -5,9 +5,10 @@ use super::{Axis, Interval, IntervalPlot, Line, LinePlot, Page, Point, PointPlot
 use crate::ab::log::{HITS, MAJOR_FAULTS, MISSES, READ_BYTES};
 use crate::ab::quality::{Quality, Recommendation};
 use crate::ab::tells::Point as Stretch;
-use crate::ab::verdict::digits;
+use crate::ab::verdict::{digits, p_value};
 use crate::ab::{Analysis, Design, bootstrap};
 use crate::error::Result;
+use crate::replay::drop_front;
 
 /// What was measured of quality, and what follows from both.
 #[derive(Clone, Copy, Debug)]
@@ -142,8 +143,8 @@ fn front(analysis: &Analysis, beside: Beside) -> Result<Section> {
         .iter()
         .filter_map(|c| Some((c.name.as_str(), beside.quality.of(&c.name)?.ratio - 1.0, c.tokens_per_second())))
         .collect();
-    let beaten =
-        |of: &(&str, f64, f64)| both.iter().any(|by| by.1 <= of.1 && by.2 >= of.2 && (by.1 < of.1 || by.2 > of.2));
+    let costs: Vec<(f64, f64)> = both.iter().map(|&(_, change, speed)| (change, -speed)).collect();
+    let on_front = drop_front::front(&costs);
     let point = |(name, change, speed): &(&str, f64, f64)| Point {
         x: *change,
         y: *speed,
@@ -152,7 +153,8 @@ fn front(analysis: &Analysis, beside: Beside) -> Result<Section> {
         small: false,
     };
     let series = |name: &str, joined: bool, wanted: bool| {
-        let mut points: Vec<Point> = both.iter().filter(|c| beaten(c) != wanted).map(point).collect();
+        let mut points: Vec<Point> =
+            both.iter().zip(&on_front).filter(|(_, on)| **on == wanted).map(|(c, _)| point(c)).collect();
         points.sort_by(|a, b| a.x.total_cmp(&b.x));
         Points { name: name.to_owned(), points, joined }
     };
@@ -197,9 +199,9 @@ fn pairs(analysis: &Analysis) -> Result<Section> {
         table.row([
             name,
             c.verdict.name().to_owned(),
-            p(c.p),
-            p(c.level),
-            c.randomisation.map_or("-".into(), |r| p(r.p)),
+            p_value(c.p),
+            p_value(c.level),
+            c.randomisation.map_or("-".into(), |r| p_value(r.p)),
             tokens(c.tokens_for_this),
             tokens(c.tokens_for_5_percent),
         ]);
@@ -216,10 +218,6 @@ fn pairs(analysis: &Analysis) -> Result<Section> {
     section.note("p must be below the number beside it: Holm's, so that all pairs together have one chance of a false alarm; less at an early look. \
                   Tokens: measured ones of both cells, for a chance of 80 %.");
     Ok(section)
-}
-
-fn p(p: f64) -> String {
-    if p < 1e-4 { format!("{p:.0e}") } else { format!("{p:.4}") }
 }
 
 fn session(analysis: &Analysis) -> Result<Section> {
@@ -276,7 +274,7 @@ fn drift(analysis: &Analysis) -> Result<Section> {
     let mut table = Table::new(["what", "first to last third", "rank correlation", "p"]);
     for (what, s, percent) in [("time", &d.wall, d.wall_percent), ("compute", &d.compute, d.compute_percent)] {
         if let Some(s) = s {
-            table.row([what.to_owned(), format!("{percent:+.1} %"), format!("{:+.2}", s.rho), p(s.p)]);
+            table.row([what.to_owned(), format!("{percent:+.1} %"), format!("{:+.2}", s.rho), p_value(s.p)]);
         }
     }
     if !table.is_empty() {

@@ -208,7 +208,7 @@ impl Frame<'_> {
             let n_y = (height / 44).clamp(2, 8) as usize;
             let left = match &self.y {
                 Side::Ticks(axis) => widest(y.key_points(n_y).iter().map(|v| axis.format(*v))) + 12.0,
-                Side::Names { names, .. } => widest(names.iter().cloned()) + 12.0,
+                Side::Names { names, .. } => widest(names.iter()) + 12.0,
             };
             let left = left.min(0.42 * f64::from(width)) as i32;
             let (y_label, x_label) = (self.y.label(), self.x.label());
@@ -231,14 +231,11 @@ impl Frame<'_> {
             mesh.axis_style(Ink::Axis.color()).label_style(text(Ink::Faint, FONT)).set_all_tick_mark_size(3 * FINE);
             mesh.x_labels((inner / 64.0).clamp(2.0, 12.0) as usize).y_labels(n_y);
             mesh.x_label_formatter(&x_format).y_label_formatter(&y_format);
-            for (names, draw) in [(&self.x, 0), (&self.y, 1)] {
-                if matches!(names, Side::Names { .. }) {
-                    if draw == 0 {
-                        mesh.disable_x_mesh().disable_x_axis()
-                    } else {
-                        mesh.disable_y_mesh().disable_y_axis()
-                    };
-                }
+            if matches!(self.x, Side::Names { .. }) {
+                mesh.disable_x_mesh().disable_x_axis();
+            }
+            if matches!(self.y, Side::Names { .. }) {
+                mesh.disable_y_mesh().disable_y_axis();
             }
             drawn(mesh.draw())?;
             if !y_label.is_empty() {
@@ -270,11 +267,10 @@ impl Frame<'_> {
         }
         if let Side::Names { names, .. } = &self.x {
             let column = f64::from((at(1.0, 0.0).0 - at(0.0, 0.0).0).abs()) / f64::from(FINE);
-            let step = ((widest(names.iter().cloned()) + 14.0) / column.max(0.01)).ceil().max(1.0);
+            let step = ((widest(names.iter()) + 14.0) / column.max(0.01)).ceil().max(1.0);
             // steps that people count in
             let mut round = [1.0, 2.0, 4.0, 5.0, 8.0]
-                .iter()
-                .map(|m| m * 1.0)
+                .into_iter()
                 .chain((1..6).flat_map(|e| [1.0, 2.0, 5.0].map(|m| m * 10f64.powi(e))));
             let step = round.find(|n| *n >= step).unwrap_or(step) as usize;
             let bottom = chart.plotting_area().get_pixel_range().1.end;
@@ -302,8 +298,9 @@ pub(super) fn pos(h: HPos, v: VPos) -> plotters::style::text_anchor::Pos {
     plotters::style::text_anchor::Pos::new(h, v)
 }
 
-fn widest(names: impl Iterator<Item = String>) -> f64 {
-    names.map(|name| text_width(&name, FONT)).fold(0.0, f64::max)
+/// Width of the widest of these texts in pixels.
+pub(super) fn widest(texts: impl Iterator<Item = impl AsRef<str>>) -> f64 {
+    texts.map(|text| text_width(text.as_ref(), FONT)).fold(0.0, f64::max)
 }
 
 /// As much of a text as there is room for.

@@ -2,10 +2,10 @@
 
 use plotters::prelude::*;
 
-use super::axis::{Axis, FONT, Frame, Place, Side, drawn, place};
-use super::ink::{Ink, text_width};
+use super::axis::{Axis, Frame, Place, Side, drawn, place, widest};
+use super::ink::Ink;
 use super::page::Table;
-use super::plot::{Key, Plot, label, mark};
+use super::plot::{Key, Plot, label, mark, series_class};
 use crate::error::Result;
 
 /// Bars from 0, by name and series.
@@ -63,7 +63,7 @@ impl Plot for BarPlot {
         let n = self.series.len().max(1);
         let height = AROUND + self.names.len().max(1) as i32 * (n as i32 * 16 + 10);
         let values: Vec<f64> = self.series.iter().flat_map(|s| s.values.iter().copied().flatten()).collect();
-        let widest = values.iter().map(|&v| text_width(&self.x.format(v), FONT)).fold(0.0, f64::max);
+        let widest = widest(values.iter().map(|&v| self.x.format(v)));
         let frame = Frame {
             size: (width, height),
             x: Side::Ticks(&self.x),
@@ -96,11 +96,7 @@ impl Plot for BarPlot {
     }
 
     fn legend(&self) -> Vec<Key> {
-        let key = |(i, s): (usize, &Bars)| Key {
-            class: format!("s{}", i % super::SERIES),
-            text: s.name.clone(),
-            direct: false,
-        };
+        let key = |(i, s): (usize, &Bars)| Key { class: series_class(i), text: s.name.clone(), direct: false };
         if self.series.len() > 1 { self.series.iter().enumerate().map(key).collect() } else { Vec::new() }
     }
 
@@ -195,7 +191,7 @@ impl Plot for IntervalPlot {
 }
 
 /// Rows from the top, half a row of room around each.
-fn rows(n: usize) -> super::axis::Scale {
+pub(super) fn rows(n: usize) -> super::axis::Scale {
     // Plotters' own scale falls where it begins with the higher number.
     super::axis::Scale::Linear((n.max(1) as f64 - 0.5..-0.5).into())
 }

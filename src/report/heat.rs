@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::axis::{Axis, Scale, number};
 use super::axis::{Frame, Side, place};
+use super::bars::rows;
 use super::page::Table;
 use super::plot::{FIGURE, Key, Plot};
 use crate::error::Result;
@@ -130,9 +131,7 @@ impl Plot for HeatMap {
             y: Side::Names { label: &self.y_label, names: &self.rows },
             right: 10,
         };
-        let scale = |n: usize| -0.5..n as f64 - 0.5;
-        let x = Scale::Linear(scale(n_columns).into());
-        let y = Scale::Linear((n_rows as f64 - 0.5..-0.5).into());
+        let x = Scale::Linear((-0.5..n_columns as f64 - 0.5).into());
         let mut over = String::new();
         let flagged = self.flagged.as_ref();
         let body = |chart: &mut super::axis::Chart| {
@@ -157,7 +156,7 @@ impl Plot for HeatMap {
             );
             Ok(())
         };
-        let drawing = frame.draw(x, y, body)?;
+        let drawing = frame.draw(x, rows(n_rows), body)?;
         Ok((drawing + &over, (width, height)))
     }
 

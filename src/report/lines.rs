@@ -2,10 +2,10 @@
 
 use plotters::prelude::*;
 
-use super::axis::{Axis, Frame, Side, drawn, place};
-use super::ink::{Ink, text_width};
+use super::axis::{Axis, Frame, Side, drawn, place, widest};
+use super::ink::Ink;
 use super::page::Table;
-use super::plot::{Key, Plot, apart, label, mark};
+use super::plot::{Key, Plot, apart, label, mark, series_class};
 use crate::error::Result;
 
 /// A line. Points whose x or y is no number are gaps.
@@ -54,7 +54,7 @@ impl Plot for LinePlot {
     fn draw(&self, width: i32, wide: bool) -> Result<(String, (i32, i32))> {
         let height = if wide { 320 } else { 250 };
         let named = self.lines.len() > 1 && wide;
-        let names = self.lines.iter().map(|l| text_width(&l.name, super::axis::FONT)).fold(0.0, f64::max);
+        let names = widest(self.lines.iter().map(|l| &l.name));
         let right = if named { (names as i32 + 18).min(width / 3) } else { 16 };
         let values = |of: fn(&Line) -> Vec<f64>| self.lines.iter().flat_map(of).collect::<Vec<_>>();
         let xs = values(|l| l.points.iter().map(|p| p.0).chain(l.band.iter().map(|b| b.0)).collect());
@@ -109,13 +109,7 @@ impl Plot for LinePlot {
                 let bottom = f64::from(height) - 42.0;
                 let right_edge = f64::from(width - right) + 6.0;
                 for ((i, _), y) in ends.iter().zip(apart(&wanted, 14.0, bottom)) {
-                    label(
-                        &mut over,
-                        (right_edge, y),
-                        "start",
-                        &format!("s{}", i % super::SERIES),
-                        &self.lines[*i].name,
-                    );
+                    label(&mut over, (right_edge, y), "start", &series_class(*i), &self.lines[*i].name);
                 }
             }
             Ok(())
@@ -126,7 +120,7 @@ impl Plot for LinePlot {
 
     fn legend(&self) -> Vec<Key> {
         let key = |(i, line): (usize, &Line)| Key {
-            class: format!("s{}{}", i % super::SERIES, if line.dashed { " dashed" } else { "" }),
+            class: format!("{}{}", series_class(i), if line.dashed { " dashed" } else { "" }),
             text: line.name.clone(),
             direct: true,
         };

@@ -77,13 +77,18 @@ pub(super) fn figure(plot: &dyn Plot, note: &str) -> Result<String> {
     Ok(html + "</figure>\n")
 }
 
+/// CSS class of a series: its colour.
+pub(super) fn series_class(i: usize) -> String {
+    format!("s{}", i % super::SERIES)
+}
+
 /// A dot that shows `tip` to the pointer. `r` 0: only the tip, over a place where something is drawn already.
 pub(super) fn mark(out: &mut String, at: Place, r: f64, series: usize, tip: &str) {
-    let series = series % super::SERIES;
+    let series = series_class(series);
     let (class, r) = if r > 0.0 { ("mark", r) } else { ("mark bare", 7.0) };
     let _ = write!(
         out,
-        r#"<circle class="{class} s{series}" cx="{:.1}" cy="{:.1}" r="{r}" data-tip="{}"/>"#,
+        r#"<circle class="{class} {series}" cx="{:.1}" cy="{:.1}" r="{r}" data-tip="{}"/>"#,
         at.0,
         at.1,
         escape(tip)

@@ -5,7 +5,7 @@ use plotters::prelude::*;
 use super::axis::{Axis, Frame, Side, drawn, place};
 use super::ink::Ink;
 use super::page::Table;
-use super::plot::{Key, Plot, Taken, label, mark};
+use super::plot::{Key, Plot, Taken, label, mark, series_class};
 use crate::error::Result;
 
 #[derive(Clone, Debug, Default)]
@@ -78,7 +78,7 @@ impl Plot for PointPlot {
                 for p in series.points.iter().filter(seen) {
                     let Some(text) = &p.label else { continue };
                     if let Some((anchor, at)) = taken.beside(place(chart, p.x, p.y), text, bounds) {
-                        label(&mut over, at, anchor, &format!("s{}", i % super::SERIES), text);
+                        label(&mut over, at, anchor, &series_class(i), text);
                     }
                 }
             }
@@ -89,11 +89,7 @@ impl Plot for PointPlot {
     }
 
     fn legend(&self) -> Vec<Key> {
-        let key = |(i, s): (usize, &Points)| Key {
-            class: format!("s{}", i % super::SERIES),
-            text: s.name.clone(),
-            direct: false,
-        };
+        let key = |(i, s): (usize, &Points)| Key { class: series_class(i), text: s.name.clone(), direct: false };
         self.series.iter().enumerate().map(key).collect()
     }
 

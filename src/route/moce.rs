@@ -32,6 +32,11 @@ impl Delta {
             Self::RunningFull => "running_full",
         }
     }
+
+    /// The one that is called so.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|d| d.name() == name)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -76,6 +76,12 @@ impl Routing {
         self.passes.iter().enumerate().flat_map(of_pass)
     }
 
+    /// Tokens of a phase: of the layer that has most of them (of a prefill the last may have fewer).
+    pub fn tokens(&self, phase: Phase) -> usize {
+        let of_layer = |layer| self.rows(layer).filter(|(pass, _)| pass.phase == phase).count();
+        (0..self.layers.len()).map(of_layer).max().unwrap_or(0)
+    }
+
     /// Of a trace: the router's first `k` of each record (else the sidecar's k), in the passes that the sidecar tells of. Without a sidecar each token
     /// is a decode step, and scores are taken for logits.
     pub fn of_trace(trace: &Trace, sidecar: Option<&Sidecar>, k: Option<usize>) -> Result<Self> {

@@ -182,11 +182,6 @@ impl Whole<'_> {
     fn hit_curve(&self) -> Option<Vec<f64>> {
         hit_curve(self.layers.iter().map(|l| &l.reuse))
     }
-
-    fn tokens(&self, phase: Phase) -> usize {
-        let of = |layer| self.routing.rows(layer).filter(|(pass, _)| pass.phase == phase).count();
-        (0..self.layers.len()).map(of).max().unwrap_or(0)
-    }
 }
 
 /// Of those that are known.
@@ -216,8 +211,8 @@ fn text(whole: &Whole, per_layer: bool) -> Result<()> {
         layers.len(),
         routing.n_experts,
         routing.k,
-        whole.tokens(Phase::Prefill),
-        whole.tokens(Phase::Decode)
+        routing.tokens(Phase::Prefill),
+        routing.tokens(Phase::Decode)
     );
     if routing.unknown_weights > 0 {
         text += &format!("weights that are not known: {}\n", routing.unknown_weights);
@@ -284,8 +279,8 @@ fn json(whole: &Whole) -> Result<()> {
         "n_layers": whole.layers.len(),
         "n_experts": routing.n_experts,
         "k": routing.k,
-        "tokens_prefill": whole.tokens(Phase::Prefill),
-        "tokens_decode": whole.tokens(Phase::Decode),
+        "tokens_prefill": routing.tokens(Phase::Prefill),
+        "tokens_decode": routing.tokens(Phase::Decode),
         "unknown_weights": routing.unknown_weights,
         "predictors": predictors_json(&whole.predicted()),
         "overlap_at_lag": shares(&overlap.at_lag),

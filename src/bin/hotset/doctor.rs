@@ -3,8 +3,7 @@
 //! Shape and memory come from the hook's own plan, the drive from `drive` (or from the command line), misses from a trace, replayed
 //! by `replay`; without a trace from a made one. What is measured, replayed, made or published is called so.
 
-use std::fs::File;
-use std::io::{BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -15,15 +14,16 @@ use hotset::model::{Model, Pack};
 use hotset::replay::{DropSettings, Estimate, Routed, Weights, drop_loop};
 use hotset::route::Moce;
 use hotset::store::{CHUNK_BYTES, IoMode, IoReport, memory_bytes};
+use hotset::trace::Trace;
 use hotset::trace::synth::{Synth, SynthParams};
-use hotset::trace::{Sidecar, Trace};
 use hotset::{Error, ErrorKind};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
+use crate::drop_replay::routed_of;
 use crate::io::{alignment, measure};
 use crate::output;
-use crate::replay::k_of;
+use crate::trace::files::usage;
 
 /// Say what to expect of a model on this machine, and what to set, before anything is loaded
 #[derive(clap::Args)]
@@ -116,20 +116,16 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json { output::print_json(&found.json()) } else { output::print(&found.text()) }
 }
 
-fn wrong(what: String) -> anyhow::Error {
-    Error::new(ErrorKind::Argument, what).into()
-}
-
 impl Args {
     fn check(&self) -> Result<()> {
         for (name, value) in [("--read-gbps", self.read_gbps), ("--compute-ms", Some(self.compute_ms))] {
             if let Some(v) = value.filter(|v| !(v.is_finite() && *v > 0.0)) {
-                return Err(wrong(format!("{name} {v}: a number above 0 is wanted")));
+                return Err(usage(format!("{name} {v}: a number above 0 is wanted")));
             }
         }
         for (name, v) in [("--lambda", self.lambda), ("--drop", self.drop)] {
             if !(v.is_finite() && v >= 0.0) {
-                return Err(wrong(format!("{name} {v}: a number of 0 or more is wanted")));
+                return Err(usage(format!("{name} {v}: a number of 0 or more is wanted")));
             }
         }
         Ok(())
@@ -234,15 +230,10 @@ impl Args {
 
     /// A run's routing; refused where it is of another shape.
     fn recorded(&self, path: &Path, plan: &hook::Plan) -> Result<Routed> {
-        let routed = if path.extension().is_some_and(|e| e == "csv") {
-            Routed::from_csv(&mut BufReader::with_capacity(1 << 20, File::open(path)?))?
-        } else {
-            let k = k_of(self.k.map(|k| k as usize), path)?;
-            Routed::from_trace(&Trace::open(path)?, Sidecar::read_beside(path)?.as_ref(), Some(k))?
-        };
+        let routed = routed_of(path, self.k.map(|k| k as usize))?;
         let (layers, n) = (routed.layers.len(), routed.n_experts);
         if layers != plan.n_layers as usize || n > plan.n_experts as usize || routed.k < plan.k as usize {
-            return Err(wrong(format!(
+            return Err(usage(format!(
                 "{}: {layers} layers of {n} experts, k {}; the model has {} of {}, k {}: the trace is of another model",
                 path.display(),
                 routed.k,
@@ -260,7 +251,7 @@ fn made(plan: &hook::Plan) -> Result<Routed> {
     let (Ok(layers), Ok(experts), Ok(k)) =
         (u16::try_from(plan.n_layers), u16::try_from(plan.n_experts), u16::try_from(plan.k))
     else {
-        return Err(wrong(format!("{} layers of {} experts: no trace holds them", plan.n_layers, plan.n_experts)));
+        return Err(usage(format!("{} layers of {} experts: no trace holds them", plan.n_layers, plan.n_experts)));
     };
     let top_m = 64.max(k).min(experts);
     let params = SynthParams { layers, experts, k, top_m, tokens: MADE_TOKENS, ..SynthParams::qwen4exp() };

@@ -58,6 +58,12 @@ pub fn advance(bar: &ProgressBar, position: u64) {
     bar.set_position(position);
 }
 
+/// A share from the command line: `5%`, or 0.05. The caller says which shares there can be.
+pub fn parse_share(text: &str) -> Option<f64> {
+    let (number, of) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    number.trim().parse().ok().map(|n: f64| n / of)
+}
+
 /// Lines of `label  value`, the values aligned.
 pub fn facts(facts: &[(&str, String)]) -> String {
     let width = facts.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);

@@ -133,6 +133,11 @@ pub fn k_of(given: Option<usize>, trace: &Path) -> Result<usize> {
     given.map_or_else(|| sidecar().map(|k: Option<usize>| k.unwrap_or(10)), Ok)
 }
 
+/// The policies of these names; empty ones are passed over.
+pub(crate) fn policies(names: &[String]) -> hotset::Result<Vec<Policy>> {
+    names.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).map(Policy::by_name).collect()
+}
+
 /// What a policy came to over all layers, as the reference adds it up.
 struct Sum {
     settings: Settings,
@@ -180,12 +185,11 @@ pub fn run(args: &Args) -> Result<()> {
 
 impl Args {
     fn settings(&self) -> Result<Vec<Settings>> {
-        let policies: Vec<Policy> = if self.policies.is_empty() {
+        let policies = if self.policies.is_empty() {
             let defined = |p: &Policy| !(p.needs_future() && self.lambda_moce > 0.0);
             Policy::REFERENCE.iter().copied().filter(defined).collect()
         } else {
-            let names = self.policies.iter().map(|name| name.trim()).filter(|name| !name.is_empty());
-            names.map(Policy::by_name).collect::<hotset::Result<_>>()?
+            policies(&self.policies)?
         };
         let k = k_of(self.k_used, &self.trace)?;
         let moce = Moce { lambda: self.lambda_moce, top_j: self.protect_top_j, delta: self.delta.delta() };

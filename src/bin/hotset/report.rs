@@ -2,7 +2,7 @@
 //! `hotset::report`'s.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Read, Write};
+use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,10 +15,12 @@ use hotset::route::{Delta, Moce};
 use hotset::trace::import::{self, ImportOptions};
 use hotset::trace::{Phase, Routing, Sidecar, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
-use rayon::prelude::*;
 use serde_json::json;
 
+use crate::drop_replay::front_rows;
 use crate::output;
+use crate::replay::policies;
+use crate::sweep;
 use crate::trace::files::{NewFile, usage};
 
 /// Make one HTML page of recorded runs: hits and misses step by step, hit curves, policies, what dropping would buy, time
@@ -112,7 +114,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.output {
         let html = page(&runs)?.html();
         let mut new = NewFile::create(path)?;
-        new.out().write_all(html.as_bytes()).with_context(|| path.display().to_string())?;
+        new.write(html.as_bytes())?;
         new.finish()?;
         if !args.json {
             let size = output::bytes(html.len() as u64);
@@ -156,7 +158,7 @@ fn kind(path: &Path) -> Result<Kind> {
 
 fn times(path: &Path) -> Result<Times> {
     let mut times = Times::new(file_name(path));
-    observed_passes(&mut BufReader::new(File::open(path)?), |pass, time| times.take(&pass, time))?;
+    observed_passes(&mut BufReader::new(File::open(path)?), |pass, time| times.take(pass, time))?;
     Ok(times)
 }
 
@@ -276,15 +278,13 @@ impl Args {
         } else if self.cache_cap.is_empty() {
             notes.push(format!("Neither residency nor one setting for the whole run is recorded: {source}."));
         }
-        let blocks = routed.layers.iter().map(|l| l.block).collect();
-        let mut steps = Steps::new(source, phase, blocks, self.from_step);
+        let mut steps = Steps::new(source, phase, routed, self.from_step);
         drop_loop_by_row(routed, &settings, &[], &mut |ran| steps.take(ran))?;
         Ok(steps)
     }
 
     fn policies(&self, input: &Input, slots: &[usize]) -> Result<Vec<PolicyRow>> {
-        let names = self.policies.iter().map(|name| name.trim()).filter(|name| !name.is_empty());
-        let named: Vec<Policy> = names.map(Policy::by_name).collect::<hotset::Result<_>>()?;
+        let named = policies(&self.policies)?;
         let policies = if named.is_empty() { Policy::REFERENCE.to_vec() } else { named };
         let one = |&capacity: &usize| {
             let of = |&policy: &Policy| Settings {
@@ -299,19 +299,11 @@ impl Args {
         let settings: Vec<Settings> = slots.iter().flat_map(one).collect();
         let replay = Replay::new(&input.trace, None, None);
         settings.iter().try_for_each(|s| replay.check(s))?;
-        let bar = progress(input.trace.n_layers(), "layers replayed");
-        let layers = (0..input.trace.n_layers()).into_par_iter().map(|layer| {
-            let results = replay.layer(layer, &settings, &mut Default::default());
-            bar.inc(1);
-            results
-        });
-        let layers: Vec<Vec<_>> = layers.collect::<hotset::Result<_>>()?;
+        let bar = progress(input.trace.n_layers() * settings.len(), "layers x settings");
+        let by_setting = sweep::replay(&replay, &settings, &bar)?;
         bar.finish_and_clear();
-        let of = |(i, s): (usize, &Settings)| {
-            let layers: Vec<_> = layers.iter().map(|layer| layer[i]).collect();
-            PolicyRow::of(s.policy, s.capacity, &layers)
-        };
-        Ok(settings.iter().enumerate().map(of).collect())
+        let of = |(s, layers): (&Settings, &Vec<_>)| PolicyRow::of(s.policy, s.capacity, layers);
+        Ok(settings.iter().zip(&by_setting).map(of).collect())
     }
 
     fn fronts(&self, input: &Input, slots: &[usize], notes: &mut Vec<String>) -> Result<Vec<DropRow>> {
@@ -325,23 +317,11 @@ impl Args {
             notes.push("A row has no more candidates than a token uses: reranking has nothing to choose from, so lambda is 0 throughout.".into());
             lambdas = vec![0.0];
         }
-        let base = DropSettings {
-            moce: Moce::default(),
-            phase: input.phase(),
-            warmup: self.warmup,
-            ..DropSettings::default()
-        };
+        let base = DropSettings { phase: input.phase(), warmup: self.warmup, ..DropSettings::default() };
         let caches = drop_front::caches(&base, slots, &[routed.k], &lambdas);
         let bar = progress(caches.len(), "closed loops");
-        let rows = caches.par_iter().map(|cache| {
-            let rows = drop_front::rows(routed, cache, &self.f);
-            bar.inc(1);
-            rows
-        });
-        let rows: Vec<Vec<DropRow>> = rows.collect::<hotset::Result<_>>()?;
+        let rows = front_rows(routed, &caches, &self.f, || bar.inc(1))?;
         bar.finish_and_clear();
-        let mut rows: Vec<DropRow> = rows.into_iter().flatten().collect();
-        drop_front::mark_fronts(&mut rows);
         Ok(rows)
     }
 }

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use hotset::cache::Policy;
 use hotset::replay::sweep::{self, Axes, check, row, table};
 use hotset::replay::{Column, KeepMap, LayerResult, Ranges, Replay, Settings};
 use hotset::trace::Trace;
@@ -15,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 
 use crate::output;
-use crate::replay::{Cost, DeltaName, k_of};
+use crate::replay::{Cost, DeltaName, k_of, policies};
 
 /// Replay traces under the cross product of policies, capacities, lambdas, protected ranks and keep maps
 #[derive(clap::Args)]
@@ -166,7 +165,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// All layers of a trace, over the cores: by point, then by layer.
-fn replay(replay: &Replay, points: &[Settings], bar: &ProgressBar) -> Result<Vec<Vec<LayerResult>>> {
+pub(crate) fn replay(replay: &Replay, points: &[Settings], bar: &ProgressBar) -> Result<Vec<Vec<LayerResult>>> {
     let (distinct, which) = sweep::distinct(points);
     let layers = (0..replay.n_layers()).into_par_iter().map_init(Column::default, |column, layer| {
         let results = replay.layer(layer, &distinct, column);
@@ -236,13 +235,9 @@ impl Args {
 
     /// Every variant of every trace, all of which have been checked.
     fn groups(&self, inputs: &[Input]) -> Result<Vec<Group>> {
-        let named = |names: &[String]| {
-            let names = names.iter().map(|name| name.trim()).filter(|name| !name.is_empty());
-            names.map(Policy::by_name).collect::<hotset::Result<Vec<_>>>()
-        };
         let axes = Axes {
-            policies: named(&self.policies)?,
-            reranked: named(&self.reranked)?,
+            policies: policies(&self.policies)?,
+            reranked: policies(&self.reranked)?,
             capacities: self.cache_caps.clone(),
             lambdas: self.lambdas.clone(),
             top_js: self.top_js.clone(),

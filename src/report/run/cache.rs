@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::analyze::{Popularity, Reuse, hit_curve};
+use crate::analyze::{Popularity, Reuse, hit_curve, popularity};
 use crate::error::Result;
 use crate::replay::LayerResult;
 use crate::report::{Axis, BarPlot, Bars, HeatMap, Line, LinePlot, Section, number};
-use crate::trace::{Phase, Routing};
+use crate::trace::Routing;
 
 /// Columns of a map at most.
 const MAX_COLUMNS: usize = 256;
@@ -58,16 +58,11 @@ impl PolicyRow {
 impl CacheViews {
     pub fn of(routing: &Routing) -> Self {
         let layers = 0..routing.layers.len();
-        let picks = layers.clone().map(|layer| {
-            let mut counts = vec![0; routing.n_experts];
-            routing.layers[layer].ids.iter().for_each(|&id| counts[usize::from(id)] += 1);
-            counts
-        });
         Self {
             n_experts: routing.n_experts,
             k: routing.k,
             blocks: routing.blocks.clone(),
-            picks: picks.collect(),
+            picks: layers.clone().map(|layer| popularity::counts(routing, layer)).collect(),
             reuse: layers.clone().map(|layer| Reuse::of(routing, layer)).collect(),
             popularity: layers.map(|layer| Popularity::of(routing, layer)).collect(),
         }
@@ -217,10 +212,4 @@ fn bars(policies: &[PolicyRow]) -> BarPlot {
         names: names.iter().map(|&(name, bound)| format!("{name}{}", if bound { " (bound)" } else { "" })).collect(),
         series: series.collect(),
     }
-}
-
-/// Picks of a phase: how many tokens it has, in the layer that has most.
-pub(super) fn tokens(routing: &Routing, phase: Phase) -> usize {
-    let of = |layer| routing.rows(layer).filter(|(pass, _)| pass.phase == phase).count();
-    (0..routing.layers.len()).map(of).max().unwrap_or(0)
 }

@@ -6,6 +6,8 @@ mod fronts;
 mod steps;
 mod times;
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 pub use cache::{CacheViews, PolicyRow};
@@ -35,7 +37,7 @@ pub struct About {
     /// Settings, from which token they hold on.
     pub settings: Vec<String>,
     /// Tokens that are not in the trace, by reason.
-    pub left_out: Vec<(String, u64)>,
+    pub left_out: BTreeMap<String, u64>,
 }
 
 /// One run. What could not be had is None or empty, and `notes` says why.
@@ -57,19 +59,18 @@ pub struct RunReport {
 impl About {
     pub fn of(format: &'static str, routing: &Routing, sidecar: Option<&Sidecar>) -> Self {
         let bytes = routing.expert_bytes.iter().copied().filter(|&n| n > 0);
-        let left_out = |s: &Sidecar| s.left_out.iter().map(|(why, n)| (why.clone(), *n)).collect();
         Self {
             format,
             model: sidecar.map_or(String::new(), model),
             n_layers: routing.layers.len(),
             n_experts: routing.n_experts,
             k: routing.k,
-            prefill_tokens: cache::tokens(routing, Phase::Prefill),
-            decode_tokens: cache::tokens(routing, Phase::Decode),
+            prefill_tokens: routing.tokens(Phase::Prefill),
+            decode_tokens: routing.tokens(Phase::Decode),
             unknown_weights: routing.unknown_weights,
             expert_bytes: bytes.clone().min().zip(bytes.max()),
             settings: sidecar.map_or(Vec::new(), settings),
-            left_out: sidecar.map_or(Vec::new(), left_out),
+            left_out: sidecar.map(|s| s.left_out.clone()).unwrap_or_default(),
         }
     }
 
@@ -78,7 +79,7 @@ impl About {
             "format": self.format, "model": self.model, "n_layers": self.n_layers, "n_experts": self.n_experts, "k": self.k,
             "tokens_prefill": self.prefill_tokens, "tokens_decode": self.decode_tokens, "unknown_weights": self.unknown_weights,
             "expert_bytes": self.expert_bytes.map(|(least, most)| json!({ "least": least, "most": most })),
-            "settings": self.settings, "left_out": self.left_out.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+            "settings": self.settings, "left_out": self.left_out,
         })
     }
 }

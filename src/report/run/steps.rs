@@ -76,7 +76,8 @@ pub struct Steps {
 
 impl Steps {
     /// Nothing yet. `from` is the first step that is kept expert by expert.
-    pub fn new(source: String, phase: Phase, blocks: Vec<u32>, from: usize) -> Self {
+    pub fn new(source: String, phase: Phase, routed: &Routed, from: usize) -> Self {
+        let blocks: Vec<u32> = routed.layers.iter().map(|l| l.block).collect();
         let n = blocks.len();
         let window = from..from.saturating_add((WINDOW_CELLS / n.max(1)).clamp(16, 128));
         let (layers, picks) = (vec![Vec::new(); n], vec![Vec::new(); n]);
@@ -85,8 +86,7 @@ impl Steps {
 
     /// What the run recorded itself. The first use of a prefetched expert is a hit: it was there.
     pub fn recorded(routed: &Routed, phase: Phase, from: usize) -> Self {
-        let blocks = routed.layers.iter().map(|l| l.block).collect();
-        let mut steps = Self::new("as the run recorded it".into(), phase, blocks, from);
+        let mut steps = Self::new("as the run recorded it".into(), phase, routed, from);
         let mut picks = Vec::with_capacity(routed.k);
         for (layer, of_layer) in routed.layers.iter().enumerate() {
             for pass in &of_layer.passes {

@@ -11,17 +11,12 @@ use crate::trace::Phase;
 const MAX_POINTS: usize = 600;
 const WINDOW: usize = 15;
 
-/// One pass, per token of it.
-#[derive(Clone, Copy, Debug)]
+/// One pass, with its times per token.
+#[derive(Clone, Debug)]
 struct Pass {
-    phase: Phase,
-    tokens: u64,
+    seen: Observed,
     wall_ms: Option<f64>,
     wait_ms: Option<f64>,
-    hits: u64,
-    misses: u64,
-    dropped: u64,
-    bytes: u64,
 }
 
 /// The passes of a run.
@@ -36,40 +31,30 @@ impl Times {
         Self { file, passes: Vec::new() }
     }
 
-    pub fn take(&mut self, pass: &Observed, time: PassTime) {
-        let per_token = |ns: u64| ns as f64 / 1e6 / pass.tokens.max(1) as f64;
-        self.passes.push(Pass {
-            phase: pass.phase,
-            tokens: pass.tokens,
-            // A first pass has no wall time; what it took is the next best.
-            wall_ms: time.wall_ns.or(time.pass_ns).map(per_token),
-            wait_ms: time.wait_ns.map(per_token),
-            hits: pass.hits,
-            misses: pass.misses,
-            dropped: pass.dropped,
-            bytes: pass.bytes,
-        });
+    pub fn take(&mut self, seen: Observed, time: PassTime) {
+        let per_token = |ns: u64| ns as f64 / 1e6 / seen.tokens.max(1) as f64;
+        // A first pass has no wall time; what it took is the next best.
+        let wall_ms = time.wall_ns.or(time.pass_ns).map(per_token);
+        let wait_ms = time.wait_ns.map(per_token);
+        self.passes.push(Pass { seen, wall_ms, wait_ms });
     }
 
     fn of(&self, phase: Phase) -> impl Iterator<Item = &Pass> + Clone {
-        self.passes.iter().filter(move |pass| pass.phase == phase)
+        self.passes.iter().filter(move |pass| pass.seen.phase == phase)
     }
 
     fn summary(&self, phase: Phase) -> Option<Summary> {
-        let tokens: u64 = self.of(phase).map(|p| p.tokens).sum();
-        let sum = |of: fn(&Pass) -> u64| self.of(phase).map(of).fold(0u64, u64::saturating_add);
+        let mut passes = self.of(phase);
+        let mut sum = passes.next()?.seen.clone();
+        passes.for_each(|pass| sum.add(&pass.seen));
         let sorted = |of: fn(&Pass) -> Option<f64>| {
             let mut known: Vec<f64> = self.of(phase).filter_map(of).collect();
             known.sort_by(f64::total_cmp);
             known
         };
-        (tokens > 0).then(|| Summary {
+        (sum.tokens > 0).then(|| Summary {
             passes: self.of(phase).count(),
-            tokens,
-            hits: sum(|p| p.hits),
-            misses: sum(|p| p.misses),
-            dropped: sum(|p| p.dropped),
-            bytes: sum(|p| p.bytes),
+            sum,
             wall_ms: sorted(|p| p.wall_ms),
             wait_ms: sorted(|p| p.wait_ms),
         })
@@ -148,11 +133,7 @@ impl Times {
 /// A phase.
 struct Summary {
     passes: usize,
-    tokens: u64,
-    hits: u64,
-    misses: u64,
-    dropped: u64,
-    bytes: u64,
+    sum: Observed,
     /// Sorted, of the passes that have one.
     wall_ms: Vec<f64>,
     wait_ms: Vec<f64>,
@@ -161,9 +142,10 @@ struct Summary {
 impl Summary {
     fn json(&self) -> Value {
         let q = |of: &[f64]| [0.05, 0.25, 0.5, 0.75, 0.95].map(|share| quantile(of, share));
+        let sum = &self.sum;
         json!({
-            "passes": self.passes, "tokens": self.tokens, "hits": self.hits, "misses": self.misses, "dropped": self.dropped,
-            "bytes": self.bytes, "tokens_per_second": self.speed(), "wall_ms_quantiles": q(&self.wall_ms),
+            "passes": self.passes, "tokens": sum.tokens, "hits": sum.hits, "misses": sum.misses, "dropped": sum.dropped,
+            "bytes": sum.bytes, "tokens_per_second": self.speed(), "wall_ms_quantiles": q(&self.wall_ms),
             "wait_ms_quantiles": q(&self.wait_ms), "quantiles": [0.05, 0.25, 0.5, 0.75, 0.95],
         })
     }
@@ -175,19 +157,20 @@ impl Summary {
 
     fn row(&self, phase: Phase) -> Vec<String> {
         let known = |v: Option<f64>| v.map_or("-".into(), number);
-        let all = (self.hits + self.misses + self.dropped).max(1) as f64;
+        let sum = &self.sum;
+        let all = (sum.hits + sum.misses + sum.dropped).max(1) as f64;
         vec![
             phase.as_str().into(),
             self.passes.to_string(),
-            self.tokens.to_string(),
+            sum.tokens.to_string(),
             known(self.speed()),
             known(quantile(&self.wall_ms, 0.5)),
             known(quantile(&self.wall_ms, 0.95)),
             known(quantile(&self.wait_ms, 0.5)),
-            format!("{:.1} %", 100.0 * self.hits as f64 / all),
-            self.misses.to_string(),
-            self.dropped.to_string(),
-            number(self.bytes as f64 / 1e6 / self.tokens as f64),
+            format!("{:.1} %", 100.0 * sum.hits as f64 / all),
+            sum.misses.to_string(),
+            sum.dropped.to_string(),
+            number(sum.bytes as f64 / 1e6 / sum.tokens as f64),
         ]
     }
 

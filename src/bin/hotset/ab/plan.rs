@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use hotset::ab::log::Log;
 use hotset::ab::plan::{self, Pilot, Planned, Spread, Wanted};
-use hotset::hook::schedule::{Carry, Cell};
+use hotset::hook::schedule::{Carry, Cell, backing_name};
 use hotset::route::Delta;
 use hotset::store::Backing;
 use serde_json::json;
@@ -152,7 +152,7 @@ impl Design {
     }
 }
 
-/// `name=F0,drop=0`: what a plan file's cell holds, by the plan's own reader.
+/// `name=F0,drop=0`: what a cell of a plan file holds, by the same names.
 fn cell(text: &str) -> Result<Cell> {
     let wrong = |why: String| usage(format!("--cell {text}: {why}"));
     let mut cell = Cell::default();
@@ -173,15 +173,13 @@ fn cell(text: &str) -> Result<Cell> {
             "slots" => cell.slots = Some(whole()?),
             "lanes" => cell.lanes = Some(whole()?),
             "delta" => {
-                let found = Delta::ALL.iter().copied().find(|d| d.name() == value);
+                let found = Delta::by_name(value);
                 cell.delta = Some(found.ok_or_else(|| wrong(format!("there is no delta {value}")))?);
             }
             "backing" => {
-                cell.backing = Some(match value {
-                    "slots" => Backing::Slots,
-                    "page-cache" => Backing::PageCache,
-                    _ => return Err(wrong(format!("backing: slots or page-cache wanted, {value} found"))),
-                });
+                let found = [Backing::Slots, Backing::PageCache].into_iter().find(|b| backing_name(*b) == value);
+                let why = || wrong(format!("backing: slots or page-cache wanted, {value} found"));
+                cell.backing = Some(found.ok_or_else(why)?);
             }
             other => return Err(wrong(format!("a cell has no {other}"))),
         }

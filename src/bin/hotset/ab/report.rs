@@ -40,8 +40,7 @@ pub struct Args {
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |n| (n, 100.0));
-    let share = number.trim().parse().ok().map(|x: f64| x / unit).filter(|x| (0.0..=10.0).contains(x));
+    let share = output::parse_share(text).filter(|x| (0.0..=10.0).contains(x));
     share.ok_or_else(|| "a share like 1% or 0.01 wanted".to_owned())
 }
 

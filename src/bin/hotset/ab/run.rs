@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use hotset::ab::log::Log;
+use hotset::ab::log::{self, Log};
+use hotset::ab::session::Session;
 use hotset::ab::{self, Options};
 use hotset::hook::Schedule;
 use serde_json::json;
@@ -74,7 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
         plan: Some(schedule),
         ..Options::default()
     };
-    let analysis = ab::analyze(&logs, &options)?;
+    let analysis = ab::analyze_session(&Session::of(logs, options.skip)?, &options)?;
     let result = out.join("analysis.json");
     fs::write(&result, format!("{:#}\n", analysis.to_json())).with_context(|| result.display().to_string())?;
     if args.json { output::print_json(&analysis.to_json()) } else { output::print(&shown::text(&analysis)) }
@@ -94,7 +95,7 @@ impl Args {
 }
 
 /// One run of the engine; its log.
-fn one(args: &Args, schedule: &Schedule, out: &Path, number: u32) -> Result<PathBuf> {
+fn one(args: &Args, schedule: &Schedule, out: &Path, number: u32) -> Result<Log> {
     let (log, output) = (out.join(format!("run-{number}.csv")), out.join(format!("run-{number}.txt")));
     let engine = Engine {
         command: &args.engine,
@@ -105,9 +106,8 @@ fn one(args: &Args, schedule: &Schedule, out: &Path, number: u32) -> Result<Path
         name: format!("run {number} of {}", args.runs),
     };
     let ended = engine.run()?;
-    let rows = |log: &Log| log.rows.iter().map(|r| u64::from(r.tokens)).sum::<u64>();
     if ended.is_none() {
-        let tokens = if log.exists() { Log::load(&log).map_or(0, |l| rows(&l)) } else { 0 };
+        let tokens = if log.exists() { Log::load(&log).map_or(0, |l| log::tokens(&l.rows)) } else { 0 };
         bail!("{}: ended from outside after {tokens} tokens; the logs so far are in {}", engine.name, out.display());
     }
     if !log.exists() {
@@ -118,14 +118,14 @@ fn one(args: &Args, schedule: &Schedule, out: &Path, number: u32) -> Result<Path
         );
     }
     let read = Log::load(&log)?;
+    let tokens = log::tokens(&read.rows);
     if read.cells.is_empty() {
-        bail!("{}: {}: no token is in a block of the plan ({} decode tokens)", engine.name, log.display(), rows(&read));
+        bail!("{}: {}: no token is in a block of the plan ({tokens} decode tokens)", engine.name, log.display());
     }
-    if rows(&read) + 1 < engine.tokens {
-        let (n, wanted) = (rows(&read), engine.tokens);
-        eprintln!("hotset: {}: the engine decoded {n} of the plan's {wanted} tokens", engine.name);
+    if tokens + 1 < engine.tokens {
+        eprintln!("hotset: {}: the engine decoded {tokens} of the plan's {} tokens", engine.name, engine.tokens);
     }
-    Ok(log)
+    Ok(read)
 }
 
 /// An empty folder; an error where there is something in it.

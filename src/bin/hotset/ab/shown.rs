@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use hotset::ab::cells::Cell;
-use hotset::ab::log::{COUNTS, HITS, MAJOR_FAULTS, MASS_LOST, MISSES, READ_BYTES};
-use hotset::ab::verdict::{Verdict, digits};
+use hotset::ab::log::{DROPPED, HITS, MAJOR_FAULTS, MASS_LOST, MISSES, READ_BYTES, SWAPPED};
+use hotset::ab::verdict::{Verdict, digits, p_value};
 use hotset::ab::{self, Analysis, Comparison, Design, Options};
 use hotset::hook::Schedule;
 
@@ -78,10 +78,6 @@ fn cells(cells: &[Cell]) -> String {
     let count = |c: &Cell, i: usize, of: &dyn Fn(f64) -> String| {
         if c.counts[i].is_finite() { of(c.counts[i]) } else { String::new() }
     };
-    let per_token = |c: &Cell, name: &str| {
-        let i = COUNTS.iter().position(|n| *n == name).unwrap_or(0);
-        count(c, i, &digits)
-    };
     let hits = |c: &Cell| {
         let (hits, misses) = (c.counts[HITS], c.counts[MISSES]);
         if hits + misses > 0.0 { format!("{:.1} %", 100.0 * hits / (hits + misses)) } else { String::new() }
@@ -103,8 +99,8 @@ fn cells(cells: &[Cell]) -> String {
         ("p99", Box::new(move |c| ms(c.p99_ms))),
         ("MB/token", Box::new(move |c| count(c, READ_BYTES, &|n| format!("{:.3}", n / 1e6)))),
         ("hits", Box::new(hits)),
-        ("dropped", Box::new(move |c| per_token(c, "dropped"))),
-        ("swapped", Box::new(move |c| per_token(c, "swapped"))),
+        ("dropped", Box::new(move |c| count(c, DROPPED, &digits))),
+        ("swapped", Box::new(move |c| count(c, SWAPPED, &digits))),
         ("mass lost", Box::new(move |c| count(c, MASS_LOST, &|n| format!("{n:.3}")))),
         ("faults", Box::new(move |c| count(c, MAJOR_FAULTS, &digits))),
     ];
@@ -139,9 +135,9 @@ fn comparisons(analysis: &Analysis) -> String {
         }
         row.push(interval(&c.tokens));
         if blocks {
-            row.push(c.randomisation.map_or("-".into(), |r| p(r.p)));
+            row.push(c.randomisation.map_or("-".into(), |r| p_value(r.p)));
         }
-        row.extend([p(c.p), p(c.level)]);
+        row.extend([p_value(c.p), p_value(c.level)]);
         rows.push(row);
     }
     let heading: &[&str] = match blocks {
@@ -158,10 +154,6 @@ fn comparisons(analysis: &Analysis) -> String {
         text += &format!("; look {} of {} (alpha spending, O'Brien and Fleming)", analysis.look.0, analysis.look.1);
     }
     text + "\n"
-}
-
-fn p(p: f64) -> String {
-    if p < 1e-4 { format!("{p:.0e}") } else { format!("{p:.4}") }
 }
 
 /// The verdict, and how many tokens more would say.
@@ -194,7 +186,7 @@ fn drift(analysis: &Analysis) -> String {
             text += &format!(
                 "drift: {what} {percent:+.1} % from the first to the last third, rank correlation {:+.2} (p {})\n",
                 s.rho,
-                p(s.p)
+                p_value(s.p)
             );
         }
     }

@@ -13,12 +13,12 @@ use hotset::replay::drop_front::{self, by_slots};
 use hotset::replay::{DropRow, DropSettings, Limit, Observed, Routed, Rule, Static, Weights, drop_static, observed};
 use hotset::route::Moce;
 use hotset::trace::{Phase, Sidecar, Trace};
-use hotset::{Error, ErrorKind};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::output;
 use crate::replay::k_of;
+use crate::trace::files::usage;
 use show::{Answer, answer_table, loop_json, loop_table, observed_json, observed_table, static_json, static_table};
 
 /// Replay a recorded run with cold experts dropped: static, on what it found resident, and as a closed loop
@@ -100,10 +100,8 @@ pub struct Args {
     json: bool,
 }
 
-/// `5%`, or 0.05.
 fn share(text: &str) -> Result<f64, String> {
-    let (number, of) = text.trim().strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
-    let share = number.trim().parse::<f64>().map(|n| n / of).ok().filter(|n| (0.0..=1.0).contains(n));
+    let share = output::parse_share(text.trim()).filter(|n| (0.0..=1.0).contains(n));
     share.ok_or_else(|| "a share wanted: 0% to 100%, or 0 to 1".into())
 }
 
@@ -134,11 +132,11 @@ enum WeightsName {
 pub fn run(args: &Args) -> Result<()> {
     if args.metrics.is_some() && args.inputs.len() > 1 {
         let n = args.inputs.len();
-        return Err(Error::new(ErrorKind::Argument, format!("--metrics is one run's: {n} runs given")).into());
+        return Err(usage(format!("--metrics is one run's: {n} runs given")));
     }
     if !args.limits().is_empty() && args.cache_cap.is_empty() {
         let why = "--max-mass, --max-reads and --max-bytes ask among closed loops: say --cache-cap";
-        return Err(Error::new(ErrorKind::Argument, why).into());
+        return Err(usage(why.to_owned()));
     }
     args.limits().into_iter().try_for_each(Limit::check)?;
     let mut runs = Vec::new();
@@ -159,18 +157,40 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json { output::print_json(&json!({ "runs": runs })) } else { Ok(()) }
 }
 
+/// What a Q4RT trace or a route_trace v1 CSV has routed. `k` is a trace's: as the command line has it.
+pub(crate) fn routed_of(path: &Path, k: Option<usize>) -> Result<Routed> {
+    if path.extension().is_some_and(|e| e == "csv") {
+        return Ok(Routed::from_csv(&mut BufReader::with_capacity(1 << 20, File::open(path)?))?);
+    }
+    let trace = Trace::open(path)?;
+    Ok(Routed::from_trace(&trace, Sidecar::read_beside(path)?.as_ref(), Some(k_of(k, path)?))?)
+}
+
+/// The closed loops of these caches over the cores, each under F 0 and `fs`, with their fronts. `done` is called after each cache.
+pub(crate) fn front_rows(
+    routed: &Routed,
+    caches: &[DropSettings],
+    fs: &[f64],
+    done: impl Fn() + Sync,
+) -> Result<Vec<DropRow>> {
+    let rows = caches.par_iter().map(|cache| {
+        let rows = drop_front::rows(routed, cache, fs);
+        done();
+        rows
+    });
+    let rows: Vec<Vec<DropRow>> = rows.collect::<hotset::Result<_>>()?;
+    let mut rows: Vec<DropRow> = rows.into_iter().flatten().collect();
+    drop_front::mark_fronts(&mut rows);
+    Ok(rows)
+}
+
 impl Args {
     fn open(&self, path: &Path) -> Result<Routed> {
-        let mut routed = if path.extension().is_some_and(|e| e == "csv") {
-            Routed::from_csv(&mut BufReader::with_capacity(1 << 20, File::open(path)?))?
-        } else {
-            let trace = Trace::open(path)?;
-            Routed::from_trace(&trace, Sidecar::read_beside(path)?.as_ref(), Some(k_of(self.k, path)?))?
-        };
+        let mut routed = routed_of(path, self.k)?;
         routed.assume_expert_bytes(self.expert_bytes);
         if !routed.has_residency() && self.cache_cap.is_empty() {
             let why = "what the run found resident is not recorded: say --cache-cap for closed loops";
-            return Err(Error::new(ErrorKind::Argument, why).into());
+            return Err(usage(why.to_owned()));
         }
         Ok(routed)
     }
@@ -273,10 +293,6 @@ impl Args {
             ..DropSettings::default()
         };
         let caches = drop_front::caches(&base, &self.cache_cap, &ks, &self.lambda);
-        let rows = caches.par_iter().map(|cache| drop_front::rows(routed, cache, &self.f));
-        let rows: Vec<Vec<DropRow>> = rows.collect::<hotset::Result<_>>()?;
-        let mut rows: Vec<DropRow> = rows.into_iter().flatten().collect();
-        drop_front::mark_fronts(&mut rows);
-        Ok(rows)
+        front_rows(routed, &caches, &self.f, || ())
     }
 }
