@@ -11,7 +11,7 @@ use hotset::drive::fio::{self, Fio};
 use hotset::drive::{Drive, Way};
 use hotset::model::tiny::{self, TinyParams};
 use hotset::model::{Model, Pack, pack_write};
-use hotset::store::IoMode;
+use hotset::store::{IoMode, ReadBy};
 
 struct Args {
     model: Option<PathBuf>,
@@ -44,7 +44,7 @@ fn median(values: &mut [f64]) -> f64 {
 /// One arm: the files, the size that both sides read, and for each number of lanes the two medians.
 fn arm(name: &str, drive: &Drive, files: Vec<PathBuf>, block_bytes: u64, args: &Args) {
     for depth in [1, 4, 8] {
-        let way = Way { lanes: depth, chunk_bytes: 0, io: IoMode::Direct };
+        let way = Way { lanes: depth, chunk_bytes: 0, io: IoMode::Direct, by: ReadBy::Ring };
         let fio = Fio { files: files.clone(), block_bytes, depth, direct: true, seconds: args.seconds.ceil() as u32 };
         let (mut ours, mut theirs, mut from_drive) = (Vec::new(), Vec::new(), f64::INFINITY);
         for round in 0..args.rounds {
@@ -69,7 +69,7 @@ fn arm(name: &str, drive: &Drive, files: Vec<PathBuf>, block_bytes: u64, args: &
         );
     }
     for chunk_bytes in [0, 256 << 10, 128 << 10] {
-        let way = Way { lanes: 4, chunk_bytes, io: IoMode::Direct };
+        let way = Way { lanes: 4, chunk_bytes, io: IoMode::Direct, by: ReadBy::Ring };
         for n in [1, 2] {
             let mut times: Vec<f64> = (0..args.rounds)
                 .map(|seed| drive_misses(&Drive { seed, ..*drive }, way, n, args.seconds / 4.0))

@@ -17,19 +17,24 @@ use fastrand::Rng;
 
 use crate::error::{Result, err};
 use crate::model::{Model, Pack};
-use crate::store::{Backing, IoMode, IoReport, Store, StoreConfig, disk_read_bytes, drop_cached};
+use crate::store::{Backing, IoMode, IoReport, ReadBy, Store, StoreConfig, disk_read_bytes, drop_cached};
 
 /// Slots of a measurement take no more memory than this.
 const MAX_SLOT_BYTES: u64 = 1 << 30;
 
+/// Slots of each layer that misses alone go into: as in a cache, their memory is not what the last read has just touched, and large
+/// enough for large pages.
+const SLOTS_OF_MISSES: usize = 32;
+
 /// How experts are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// I/O threads: reads in flight at most.
+    /// Reads in flight at most.
     pub lanes: usize,
     /// As in [`StoreConfig`]; 0: whole slices, or whole packed experts.
     pub chunk_bytes: u64,
     pub io: IoMode,
+    pub by: ReadBy,
 }
 
 /// What came in some time.
@@ -119,11 +124,14 @@ impl Drive<'_> {
     /// Fetches `n` experts of one layer and waits for all of them, again and again for `seconds`, with nothing else in flight. The
     /// seconds of the answer are those between fetch and the end of the wait; the times of each round, ascending, come with it.
     pub fn misses(&self, way: Way, n: usize, seconds: f64) -> Result<(Measured, Vec<f64>)> {
-        let ring = Ring::open(self, way, self.model.experts.layers.len(), n)?;
+        let ring = Ring::open(self, way, self.model.experts.layers.len(), n.max(SLOTS_OF_MISSES))?;
         let mut rng = Rng::with_seed(self.seed ^ 1);
         let begin = ring.counters();
         let layers = ring.n_layers;
-        let of_layer = |layer: usize| (layer..ring.places.len()).step_by(layers);
+        let slots = ring.places.len() / layers;
+        if slots < n {
+            return Err(err!(Argument, "{n} misses of one layer: it has {slots} experts"));
+        }
         // memory that is touched for the first time is slower
         for i in 0..ring.places.len() {
             ring.fetch(i, &mut rng)?;
@@ -132,12 +140,13 @@ impl Drive<'_> {
         let start = Instant::now();
         let (mut bytes, mut experts, mut times) = (0, 0, Vec::new());
         while start.elapsed() < Duration::from_secs_f64(seconds) || times.is_empty() {
-            let layer = rng.usize(..layers);
+            let (layer, first) = (rng.usize(..layers), rng.usize(..slots));
+            let of_layer = || (first..first + n).map(|slot| slot % slots * layers + layer);
             let from = Instant::now();
-            for i in of_layer(layer) {
+            for i in of_layer() {
                 ring.fetch(i, &mut rng)?;
             }
-            for i in of_layer(layer) {
+            for i in of_layer() {
                 bytes += ring.wait(i)?;
                 experts += 1;
             }
@@ -173,6 +182,7 @@ impl Ring {
             slots: slots as u32,
             lanes: way.lanes,
             io: way.io,
+            read_by: way.by,
             chunk_bytes: way.chunk_bytes,
             pack: drive.pack.cloned(),
             ..StoreConfig::default()

@@ -2,7 +2,7 @@
 
 use super::{Drive, Measured, Way};
 use crate::error::{Result, err};
-use crate::store::{IoMode, IoReport};
+use crate::store::{IoMode, IoReport, ReadBy};
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,6 +12,7 @@ pub struct Plan {
     /// Sizes of reads; 0 = whole.
     pub chunks: Vec<u64>,
     pub modes: Vec<IoMode>,
+    pub by: ReadBy,
     /// Of each measurement.
     pub seconds: f64,
 }
@@ -68,7 +69,7 @@ impl Plan {
         for &mode in &self.modes {
             for &lanes in &self.depths {
                 for &chunk_bytes in &self.chunks {
-                    let way = Way { lanes, chunk_bytes, io: mode };
+                    let way = Way { lanes, chunk_bytes, io: mode, by: self.by };
                     let buffered =
                         mode == IoMode::Buffered || io.as_ref().is_some_and(|r: &IoReport| r.in_effect != mode);
                     let forgotten = buffered.then(|| drive.forget().map_err(|e| e.detail));
@@ -85,7 +86,7 @@ impl Plan {
         let mut misses = Vec::new();
         for &chunk_bytes in &self.chunks {
             for n in [1, 2] {
-                let way = Way { lanes, chunk_bytes, io: mode };
+                let way = Way { lanes, chunk_bytes, io: mode, by: self.by };
                 if mode == IoMode::Buffered {
                     drive.forget().ok();
                 }
@@ -153,7 +154,7 @@ mod tests {
     }
 
     fn sweep(rates: &[(usize, u64, f64)], misses: &[(u64, f64)]) -> Sweep {
-        let way = |lanes, chunk_bytes| Way { lanes, chunk_bytes, io: IoMode::Direct };
+        let way = |lanes, chunk_bytes| Way { lanes, chunk_bytes, io: IoMode::Direct, by: ReadBy::Ring };
         let rate = |&(lanes, chunk, gb)| Rate { way: way(lanes, chunk), measured: measured(gb), forgotten: None };
         let miss = |&(chunk, median_s)| Miss { way: way(4, chunk), n: 1, measured: measured(1.0), median_s };
         let io = IoReport {
@@ -164,6 +165,8 @@ mod tests {
             offset_align: 512,
             straight_bytes: 1,
             bounced_bytes: 0,
+            by: ReadBy::Threads,
+            by_reason: String::new(),
         };
         Sweep { rates: rates.iter().map(rate).collect(), misses: misses.iter().map(miss).collect(), io }
     }

@@ -120,6 +120,8 @@ impl Arena {
         let base = sys::reserve(bytes).map_err(|e| {
             err!(Memory, "no room for an arena of {bytes} bytes ({} layers x {slots} slots): {e}", layers.len())
         })?;
+        // SAFETY: the reservation is whole, ours, and nobody uses it yet.
+        unsafe { sys::prefer_large_pages(base, bytes) };
         Ok(Arena { base, bytes, slots, layers })
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::reader::Bounce;
-use super::source::IoMode;
+use super::source::{IoMode, ReadBy};
 use crate::error::{Result, err};
 use crate::model::Pack;
 
@@ -19,6 +19,8 @@ pub enum Backing {
 
 /// The longest read that an expert is cut into by default: six reads of an expert of the target, for drives that need four in flight. See bench/README.md.
 pub const CHUNK_BYTES: u64 = 256 << 10; // HOTSET_CHUNK_BYTES in hotset.h
+/// Of I/O threads, or of reads in flight by an io_uring.
+pub(super) const MAX_LANES: usize = 64;
 /// Shorter reads cost more in calls than they bring.
 const MIN_CHUNK_BYTES: u64 = 64 << 10;
 
@@ -28,9 +30,10 @@ pub struct StoreConfig {
     pub backing: Backing,
     /// Slots of each layer; no more are made than the largest layer has experts.
     pub slots: u32,
-    /// I/O threads, 1 to 64.
+    /// Reads in flight, 1 to 64; a thread each where it is not an io_uring that reads.
     pub lanes: usize,
     pub io: IoMode,
+    pub read_by: ReadBy,
     /// What is longer is cut into reads of about equal size, at most so long: one miss then keeps several lanes busy. 0: nothing
     /// is cut; else at least 64 KiB.
     pub chunk_bytes: u64,
@@ -51,6 +54,7 @@ impl Default for StoreConfig {
             slots: 0,
             lanes: 4,
             io: IoMode::Direct,
+            read_by: ReadBy::Ring,
             chunk_bytes: CHUNK_BYTES,
             pack: None,
             bounce_bytes: 1 << 20,
@@ -93,8 +97,8 @@ impl StoreConfig {
         if self.slots == 0 || self.slots > i32::MAX as u32 {
             return Err(err!(Argument, "{} slots a layer: it must be 1 to {}", self.slots, i32::MAX));
         }
-        if !(1..=64).contains(&self.lanes) {
-            return Err(err!(Argument, "{} I/O threads: it must be 1 to 64", self.lanes));
+        if !(1..=MAX_LANES).contains(&self.lanes) {
+            return Err(err!(Argument, "{} I/O lanes: it must be 1 to {MAX_LANES}", self.lanes));
         }
         if !(1..=1 << 20).contains(&self.queue) {
             return Err(err!(Argument, "a queue of {} jobs: it must be 1 to {}", self.queue, 1 << 20));

@@ -1,5 +1,6 @@
 //! The lanes: threads that read. Jobs go into one bounded queue, made at open, and each lane takes the next one; a job is
-//! one piece of an expert, so that even one miss spreads over several lanes. Idle lanes sleep in the queue.
+//! one piece of an expert, so that even one miss spreads over several lanes. Idle lanes sleep in the queue. Or one thread stands for all
+//! of them ([`Lanes::start_one`]), which takes jobs for as many reads as there are lanes: `ring`.
 //!
 //! The queue never makes anyone wait: when it is full, `submit` hands the job back and the submitter reads it itself. A second queue
 //! holds what is read ahead: a lane looks there only when the first is empty, and the first of several lanes never does, so that a
@@ -13,6 +14,7 @@ use std::thread::{Builder, JoinHandle};
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, never, select};
 use parking_lot::{Condvar, Mutex};
 
+use super::sys::uring::Bell;
 use crate::error::{Result, err};
 
 /// One read into one slot.
@@ -34,11 +36,13 @@ struct Gate {
 struct Open {
     active: usize,
     at_work: usize,
+    /// The queues are dropped.
+    ended: bool,
 }
 
 impl Gate {
     fn new(active: usize) -> Gate {
-        Gate { state: Mutex::new(Open { active, at_work: 0 }), changed: Condvar::new() }
+        Gate { state: Mutex::new(Open { active, at_work: 0, ended: false }), changed: Condvar::new() }
     }
 
     fn pass(&self, job: impl FnOnce()) {
@@ -54,12 +58,55 @@ impl Gate {
     }
 }
 
-/// Joined when dropped; what is in the queue then is still handed to `run`.
+/// Where one thread that stands for all lanes gets its jobs.
+pub(super) struct Intake {
+    jobs: Receiver<Job>,
+    ahead: Receiver<Job>,
+    gate: Arc<Gate>,
+    n: usize,
+}
+
+/// What there is to do at once.
+pub(super) enum Now {
+    Job(Job),
+    /// Of what is read ahead.
+    Ahead(Job),
+    Nothing,
+    /// Both queues have ended.
+    Ended,
+}
+
+impl Intake {
+    /// The next job; one of those read ahead only if that is wanted, and nothing else is there.
+    pub fn now(&self, ahead: bool) -> Now {
+        match self.jobs.try_recv() {
+            Ok(job) => Now::Job(job),
+            Err(TryRecvError::Empty) if !ahead => Now::Nothing,
+            Err(TryRecvError::Empty) => self.ahead.try_recv().map_or(Now::Nothing, Now::Ahead),
+            // Lanes drops both queues together: what is left of the second is the rest.
+            Err(TryRecvError::Disconnected) => self.ahead.try_recv().map_or(Now::Ended, Now::Ahead),
+        }
+    }
+
+    /// Whether `now` has something else to say than Nothing.
+    pub fn has_more(&self, ahead: bool) -> bool {
+        !self.jobs.is_empty() || ahead && !self.ahead.is_empty() || self.gate.state.lock().ended
+    }
+
+    /// How many jobs may be under way: at least one, at most as many as there are lanes.
+    pub fn active(&self) -> usize {
+        self.gate.state.lock().active.min(self.n)
+    }
+}
+
+/// Joined when dropped; what is in the queue then is still done.
 pub(super) struct Lanes {
     queue: Option<Sender<Job>>,
     ahead: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     gate: Arc<Gate>,
+    /// Of the one thread that stands for all: it does not sleep in the queue.
+    bell: Option<Bell>,
 }
 
 impl Lanes {
@@ -76,6 +123,7 @@ impl Lanes {
             ahead: Some(ahead_sender),
             threads: Vec::with_capacity(n),
             gate: Arc::new(Gate::new(n)),
+            bell: None,
         };
         for i in 0..n {
             let mut run = lane()?;
@@ -94,27 +142,56 @@ impl Lanes {
         Ok(lanes)
     }
 
+    /// Starts one thread that stands for `n` lanes. `serve` does the jobs of its intake, as many at a time as that says, until it says that
+    /// they have ended; `bell` wakes it. It must not panic.
+    pub fn start_one(
+        n: usize,
+        queue: usize,
+        bell: Bell,
+        serve: impl FnOnce(&Intake) + Send + 'static,
+    ) -> Result<Lanes> {
+        let ((sender, jobs), (ahead_sender, ahead)) = (bounded(queue), bounded(queue));
+        let gate = Arc::new(Gate::new(n));
+        let intake = Intake { jobs, ahead, gate: gate.clone(), n };
+        let thread = Builder::new()
+            .name("hotset-io".into())
+            .spawn(move || serve(&intake))
+            .map_err(|e| err!(Memory, "cannot start the I/O thread: {e}"))?;
+        Ok(Lanes { queue: Some(sender), ahead: Some(ahead_sender), threads: vec![thread], gate, bell: Some(bell) })
+    }
+
     /// No threads: every job comes back.
     pub fn none() -> Lanes {
-        Lanes { queue: None, ahead: None, threads: Vec::new(), gate: Arc::new(Gate::new(0)) }
+        Lanes { queue: None, ahead: None, threads: Vec::new(), gate: Arc::new(Gate::new(0)), bell: None }
     }
 
     /// Lets no more than `n` lanes work from here on, at least one; what they have begun is ended.
     pub fn set_active(&self, n: usize) {
         self.gate.state.lock().active = n.max(1);
         self.gate.changed.notify_all();
+        self.ring();
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
     }
 
     /// Queues a job, or hands it back if the queue is full. Never blocks, never allocates.
     pub fn submit(&self, job: Job) -> Result<(), Job> {
         let Some(queue) = &self.queue else { return Err(job) };
-        queue.try_send(job).map_err(|full| full.into_inner())
+        queue.try_send(job).map_err(|full| full.into_inner())?;
+        self.ring();
+        Ok(())
     }
 
     /// Queues a job behind all that `submit` has queued and will; handed back in the same way.
     pub fn submit_ahead(&self, job: Job) -> Result<(), Job> {
         let Some(queue) = &self.ahead else { return Err(job) };
-        queue.try_send(job).map_err(|full| full.into_inner())
+        queue.try_send(job).map_err(|full| full.into_inner())?;
+        self.ring();
+        Ok(())
     }
 
     /// How many more jobs `submit_ahead` would take now.
@@ -140,6 +217,8 @@ fn next(jobs: &Receiver<Job>, ahead: &Receiver<Job>) -> Option<Job> {
 impl Drop for Lanes {
     fn drop(&mut self) {
         (self.queue, self.ahead) = (None, None);
+        self.gate.state.lock().ended = true;
+        self.ring();
         for thread in self.threads.drain(..) {
             // a lane that panicked has nothing more to say
             let _ = thread.join();

@@ -18,6 +18,7 @@ mod dense;
 mod lanes;
 mod pieces;
 mod reader;
+mod ring;
 mod shared;
 mod slots;
 mod source;
@@ -35,7 +36,7 @@ use parking_lot::Mutex;
 pub use arena::{Bank, SLICE_ALIGN, plan_slot_bytes};
 pub use config::{Backing, CHUNK_BYTES, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
-pub use source::{IoMode, IoReport, ReadAt, Stamp};
+pub use source::{IoMode, IoReport, ReadAt, ReadBy, Stamp};
 pub use sys::machine::{Machine, MachineState};
 #[cfg(feature = "tools")]
 pub use sys::{drop_cached, machine::disk_read_bytes};
@@ -126,7 +127,16 @@ impl Store {
             sources.push(SourceFile::open(&pack.path, pack.file_bytes, mode, |file| wrap(i, file))?);
             read_from = i..i + 1;
         }
-        let mut io = source::report(mode, &sources[read_from]);
+        let read_from = &sources[read_from];
+        let mut io = source::report(mode, read_from);
+        let uring = match ring::open(config.read_by, read_from, config.lanes) {
+            _ if !in_slots => None,
+            Ok(uring) => Some(uring),
+            Err(why) => {
+                io.by_reason = why;
+                None
+            }
+        };
 
         let bounce = if source::needs_bounce(&sources) { config.bounce_size() } else { 0 };
         let n_lanes = if in_slots { config.lanes } else { 0 };
@@ -164,13 +174,18 @@ impl Store {
             committed: AtomicU64::new(0),
             closing: AtomicBool::new(false),
         });
-        let lanes = if in_slots {
-            Lanes::start(n_lanes, queue, || {
+        let lanes = match uring {
+            _ if !in_slots => Lanes::none(),
+            Some(uring) => {
+                io.by = ReadBy::Ring;
+                let bounces = (0..n_lanes).map(|_| Bounce::new(bounce)).collect::<Result<_>>()?;
+                let (bell, shared) = (uring.bell(), shared.clone());
+                Lanes::start_one(n_lanes, queue, bell, move |intake| ring::serve(&shared, uring, bounces, intake))?
+            }
+            None => Lanes::start(n_lanes, queue, || {
                 let (shared, mut reader) = (shared.clone(), Reader::new(Bounce::new(bounce)?));
                 Ok(move |job| shared.run(job, &mut reader))
-            })?
-        } else {
-            Lanes::none()
+            })?,
         };
         Ok(Store { lanes, shared, own, io, staging_bytes })
     }

@@ -1,7 +1,8 @@
 //! Reading slices: positioned reads that bypass the page cache where the file system lets them, and plain ones where not.
 //!
-//! A [`Reader`] is what one thread needs to read from a [`SourceFile`]: a bounce buffer. A direct read moves whole blocks of
-//! the drive to aligned memory, so a slice is taken in one of two ways:
+//! A [`Transfer`] is one read of a [`SourceFile`] under way: it says which call comes next and takes what it came to. A [`Reader`]
+//! makes the calls one after the other, `ring` many at a time. A direct read moves whole blocks of the drive to aligned memory, so a
+//! slice is taken in one of two ways:
 //!
 //! ```text
 //! file   ….[======|==================|===]….       | = block borders, [ ] = the slice
@@ -15,6 +16,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io::{self, IoSliceMut};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -82,7 +84,160 @@ impl Drop for Bounce {
     }
 }
 
-/// What one thread needs to read slices. It holds no state between reads: after a failure the next read is as good.
+/// A read of `dest.len()` bytes under way: which call is to be made next, and what the last one came to. Who makes the calls is not its
+/// business: [`Reader`] for a thread that waits for each, `ring` for an io_uring.
+pub(super) struct Transfer<'a> {
+    file: &'a SourceFile,
+    offset: u64,
+    /// On an error it holds a mixture: it counts as not read.
+    dest: &'a mut [u8],
+    done: usize,
+    stalls: u32,
+}
+
+/// Where the bytes of one call go. `before` bytes of the first block are not wanted; then `head` bytes of it, `middle` whole blocks that
+/// go straight into `dest`, and what the last block has of it.
+#[derive(Clone, Copy)]
+struct Parts {
+    straight: bool,
+    start: u64,
+    before: usize,
+    head: usize,
+    middle: usize,
+    tail: usize,
+    /// Bytes that the call asks for.
+    asked: usize,
+}
+
+/// One call to the system: read from `offset` on into these buffers in turn.
+pub(super) struct Call<'b> {
+    pub offset: u64,
+    bufs: [IoSliceMut<'b>; 3],
+    used: Range<usize>,
+}
+
+impl<'b> Call<'b> {
+    pub fn bufs(&mut self) -> &mut [IoSliceMut<'b>] {
+        &mut self.bufs[self.used.clone()]
+    }
+}
+
+impl<'a> Transfer<'a> {
+    /// Of `dest.len()` bytes, at least one, at `offset`.
+    pub fn new(file: &'a SourceFile, offset: u64, dest: &'a mut [u8], counters: &ReadCounters) -> Transfer<'a> {
+        counters.wanted_bytes.fetch_add(dest.len() as u64, Relaxed);
+        Transfer { file, offset, dest, done: 0, stalls: 0 }
+    }
+
+    pub fn file(&self) -> &'a SourceFile {
+        self.file
+    }
+
+    /// The call that is to be made now. Direct reads need `bounce`, the same one until the transfer has ended.
+    pub fn call<'b>(&'b mut self, bounce: &'b mut Bounce, counters: &ReadCounters) -> Call<'b> {
+        counters.reads.fetch_add(1, Relaxed);
+        let p = self.parts(bounce.len());
+        let (rest, bounce) = (&mut self.dest[self.done..], bounce.bytes());
+        let empty = || IoSliceMut::new(&mut []);
+        if !p.straight {
+            return Call {
+                offset: p.start,
+                bufs: [IoSliceMut::new(&mut bounce[..p.asked]), empty(), empty()],
+                used: 0..1,
+            };
+        }
+        let middle = IoSliceMut::new(&mut rest[p.head..p.head + p.middle]);
+        let block = self.file.offset_align;
+        let (mut bufs, mut used) = ([empty(), middle, empty()], 1..2);
+        if p.head > 0 || p.tail > 0 {
+            let (head_block, tail_block) = bounce.split_at_mut(block);
+            if p.head > 0 {
+                (bufs[0], used.start) = (IoSliceMut::new(head_block), 0);
+            }
+            if p.tail > 0 {
+                (bufs[2], used.end) = (IoSliceMut::new(&mut tail_block[..block]), 3);
+            }
+        }
+        Call { offset: p.start, bufs, used }
+    }
+
+    /// What that call came to. None: another is to be made.
+    pub fn came(
+        &mut self,
+        outcome: io::Result<usize>,
+        bounce: &mut Bounce,
+        counters: &ReadCounters,
+    ) -> Option<Result<()>> {
+        let wanted = self.dest.len();
+        match outcome {
+            Ok(0) => return self.failure("the file ends there", None),
+            Ok(brought) => {
+                let p = self.parts(bounce.len());
+                // a source that claims more than it was asked for must not make us leave the slice
+                let brought = brought.min(p.asked);
+                counters.device_bytes.fetch_add(brought as u64, Relaxed);
+                let landed = brought.saturating_sub(p.before).min(wanted - self.done);
+                self.keep(&p, landed, bounce.bytes(), counters);
+                self.done += landed;
+                self.stalls = if landed == 0 { self.stalls + 1 } else { 0 };
+            }
+            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => self.stalls += 1,
+            Err(e) => return self.failure(&e.to_string(), Some(&e)),
+        }
+        if self.done == wanted {
+            return Some(self.file.check_unwritten());
+        }
+        if self.stalls > MAX_STALLS {
+            return self.failure("reads come back cut or interrupted again and again", None);
+        }
+        None
+    }
+
+    fn failure(&self, cause: &str, system: Option<&io::Error>) -> Option<Result<()>> {
+        Some(Err(self.file.failure(self.offset, self.dest.len(), self.done, cause, system)))
+    }
+
+    fn parts(&self, bounce_len: usize) -> Parts {
+        let (offset, rest) = (self.offset + self.done as u64, &self.dest[self.done..]);
+        if self.file.mode == IoMode::Buffered {
+            let middle = rest.len().min(MAX_CALL);
+            return Parts { straight: true, start: offset, before: 0, head: 0, middle, tail: 0, asked: middle };
+        }
+        let block = self.file.offset_align;
+        let before = (offset % block as u64) as usize;
+        let start = offset - before as u64;
+        let head = if before == 0 { 0 } else { (block - before).min(rest.len()) };
+        let middle = ((rest.len() - head) / block * block).min(MAX_CALL);
+        if middle > 0 && (rest.as_ptr() as usize + head) % self.file.mem_align == 0 {
+            let tail = (rest.len() - head - middle).min(block);
+            let asked = middle + block * (usize::from(head > 0) + usize::from(tail > 0));
+            return Parts { straight: true, start, before, head, middle, tail, asked };
+        }
+        let whole = (before + rest.len()).div_ceil(block) * block;
+        Parts { straight: false, start, before, head, middle, tail: 0, asked: whole.min(bounce_len / block * block) }
+    }
+
+    /// Copies what `landed` bytes have in the bounce buffer to where they belong.
+    fn keep(&mut self, p: &Parts, landed: usize, bounce: &[u8], counters: &ReadCounters) {
+        let dest = &mut self.dest[self.done..][..landed];
+        if !p.straight {
+            dest.copy_from_slice(&bounce[p.before..p.before + landed]);
+            counters.bounce_copies.fetch_add(1, Relaxed);
+            return;
+        }
+        let head = landed.min(p.head);
+        let tail = landed.saturating_sub(p.head + p.middle);
+        if head > 0 {
+            dest[..head].copy_from_slice(&bounce[p.before..p.before + head]);
+        }
+        if tail > 0 {
+            dest[landed - tail..].copy_from_slice(&bounce[self.file.offset_align..][..tail]);
+        }
+        counters.bounce_copies.fetch_add(u64::from(head > 0) + u64::from(tail > 0), Relaxed);
+    }
+}
+
+/// What one thread needs to read slices and to wait for each. It holds no state between reads: after a failure the next read is as good.
 pub(super) struct Reader {
     bounce: Bounce,
 }
@@ -92,93 +247,17 @@ impl Reader {
         Reader { bounce }
     }
 
-    /// Reads `dest.len()` bytes at `offset`. On an error `dest` holds a mixture: it counts as not read.
-    pub fn read(&mut self, file: &SourceFile, offset: u64, dest: &mut [u8], counters: &ReadCounters) -> Result<()> {
-        counters.wanted_bytes.fetch_add(dest.len() as u64, Relaxed);
-        let wanted = dest.len();
-        let mut done = 0;
-        let mut stalls = 0;
-        while done < wanted {
-            let at = offset + done as u64;
-            counters.reads.fetch_add(1, Relaxed);
-            let step = match file.mode {
-                IoMode::Buffered => {
-                    let rest = &mut dest[done..];
-                    let upto = rest.len().min(MAX_CALL);
-                    file.source.read_at(&mut [IoSliceMut::new(&mut rest[..upto])], at).map(|n| (n, n))
-                }
-                IoMode::Direct => self.read_direct(file, at, &mut dest[done..], counters),
-            };
-            match step {
-                Ok((_, 0)) => return Err(file.failure(offset, wanted, done, "the file ends there", None)),
-                Ok((landed, brought)) => {
-                    counters.device_bytes.fetch_add(brought as u64, Relaxed);
-                    // a source that claims more than it was asked for must not make us leave the slice
-                    done += landed.min(wanted - done);
-                    stalls = if landed == 0 { stalls + 1 } else { 0 };
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => stalls += 1,
-                Err(e) => return Err(file.failure(offset, wanted, done, &e.to_string(), Some(&e))),
-            }
-            if stalls > MAX_STALLS {
-                return Err(file.failure(
-                    offset,
-                    wanted,
-                    done,
-                    "reads come back cut or interrupted again and again",
-                    None,
-                ));
+    /// Makes all of a transfer's calls.
+    pub fn read(&mut self, mut transfer: Transfer, counters: &ReadCounters) -> Result<()> {
+        loop {
+            let source = &transfer.file().source;
+            let mut call = transfer.call(&mut self.bounce, counters);
+            let at = call.offset;
+            let outcome = source.read_at(call.bufs(), at);
+            if let Some(ended) = transfer.came(outcome, &mut self.bounce, counters) {
+                return ended;
             }
         }
-        file.check_unwritten()
-    }
-
-    /// One direct read towards `dest`, whose bytes lie at `offset`. Returns how many of them are there now, from the
-    /// first on, and how many bytes the drive brought.
-    fn read_direct(
-        &mut self,
-        file: &SourceFile,
-        offset: u64,
-        dest: &mut [u8],
-        counters: &ReadCounters,
-    ) -> io::Result<(usize, usize)> {
-        let block = file.offset_align;
-        // bytes before the slice in its first block
-        let before = (offset % block as u64) as usize;
-        let start = offset - before as u64;
-        let head = if before == 0 { 0 } else { (block - before).min(dest.len()) };
-        let middle = ((dest.len() - head) / block * block).min(MAX_CALL);
-        let straight = middle > 0 && (dest.as_ptr() as usize + head) % file.mem_align == 0;
-        let bounce = self.bounce.bytes();
-
-        if !straight {
-            let end = (before + dest.len()).div_ceil(block) * block;
-            let size = end.min(bounce.len() / block * block);
-            let brought = file.source.read_at(&mut [IoSliceMut::new(&mut bounce[..size])], start)?.min(size);
-            let landed = brought.saturating_sub(before).min(dest.len());
-            dest[..landed].copy_from_slice(&bounce[before..before + landed]);
-            counters.bounce_copies.fetch_add(1, Relaxed);
-            return Ok((landed, brought));
-        }
-
-        let (head_dest, rest) = dest.split_at_mut(head);
-        let (middle_dest, tail_dest) = rest.split_at_mut(middle);
-        let (head_block, tail_block) = bounce.split_at_mut(block);
-        let tail = tail_dest.len().min(block);
-        let from = usize::from(head == 0);
-        let to = if tail == 0 { 2 } else { 3 };
-        let mut bufs =
-            [IoSliceMut::new(head_block), IoSliceMut::new(middle_dest), IoSliceMut::new(&mut tail_block[..block])];
-        let asked: usize = bufs[from..to].iter().map(|b| b.len()).sum();
-        let brought = file.source.read_at(&mut bufs[from..to], start)?.min(asked);
-
-        let landed = brought.saturating_sub(before).min(head + middle + tail);
-        let head_landed = landed.min(head);
-        let tail_landed = landed.saturating_sub(head + middle);
-        head_dest[..head_landed].copy_from_slice(&head_block[before..before + head_landed]);
-        tail_dest[..tail_landed].copy_from_slice(&tail_block[..tail_landed]);
-        counters.bounce_copies.fetch_add(u64::from(head_landed > 0) + u64::from(tail_landed > 0), Relaxed);
-        Ok((landed, brought))
     }
 }
 
@@ -260,7 +339,7 @@ mod tests {
         let counters = ReadCounters::default();
         let mut room = Bounce::new(32 << 10).unwrap();
         room.bytes().fill(0xA5);
-        reader.read(file, offset as u64, &mut room.bytes()[shift..shift + len], &counters)?;
+        reader.read(Transfer::new(file, offset as u64, &mut room.bytes()[shift..shift + len], &counters), &counters)?;
         let room = room.bytes();
         assert!(room[shift..shift + len] == expected(offset, len), "offset {offset} len {len} shift {shift}");
         assert!(room[..shift].iter().chain(&room[shift + len..]).all(|&b| b == 0xA5));

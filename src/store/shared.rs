@@ -11,7 +11,7 @@ use super::arena::Arena;
 use super::config::StoreConfig;
 use super::lanes::Job;
 use super::pieces::LayerPieces;
-use super::reader::{ReadCounters, Reader};
+use super::reader::{ReadCounters, Reader, Transfer};
 use super::slots::{LayerSlots, MAX_PIECES};
 use super::source::SourceFile;
 use crate::error::{Error, Result, err};
@@ -36,18 +36,22 @@ pub(super) struct Shared {
     pub closing: AtomicBool,
 }
 
+/// A panic (in a wrapped source) is a failure like any other.
+pub(super) fn caught<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(err!(Internal, "the read panicked")))
+}
+
 impl Shared {
-    /// Does a job. Whatever happens, the piece is finished: a panic (in a wrapped source) is a failure too.
+    /// Does a job. Whatever happens, the piece is finished.
     pub fn run(&self, job: Job, reader: &mut Reader) {
-        if self.closing.load(Relaxed) {
-            return self.finish(job, Err(err!(State, "the store is closing")));
-        }
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.read(job, reader)))
-            .unwrap_or_else(|_| Err(err!(Internal, "the read panicked")));
-        self.finish(job, outcome);
+        self.finish(job, caught(|| reader.read(self.begin(job)?, &self.counters)));
     }
 
-    fn read(&self, job: Job, reader: &mut Reader) -> Result<()> {
+    /// A job's read, with no call made yet.
+    pub fn begin(&self, job: Job) -> Result<Transfer<'_>> {
+        if self.closing.load(Relaxed) {
+            return Err(err!(State, "the store is closing"));
+        }
         let layer = job.layer as usize;
         let (run, offset, in_slot, bytes) = self.pieces[layer].place(job.piece, job.expert);
         let (start, len) = self.arena()?.span(layer, job.slot);
@@ -56,7 +60,7 @@ impl Shared {
         // was zeroed by the system, so it is initialised. `fetch` has claimed the slot, this job is the only one for this
         // piece, and pieces do not overlap: nobody else uses it.
         let dest = unsafe { std::slice::from_raw_parts_mut(start.add(in_slot as usize), bytes as usize) };
-        reader.read(&self.files[run.file], offset, dest, &self.counters)
+        Ok(Transfer::new(&self.files[run.file], offset, dest, &self.counters))
     }
 
     /// Ends a job, with the numbers of what it was about.

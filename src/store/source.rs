@@ -33,6 +33,25 @@ impl IoMode {
     }
 }
 
+/// Who makes the reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum ReadBy {
+    /// One thread with an io_uring, where the system has one and lets us; else threads.
+    #[default]
+    Ring,
+    /// A thread a lane.
+    Threads,
+}
+
+impl ReadBy {
+    pub fn name(self) -> &'static str {
+        match self {
+            ReadBy::Ring => "io_uring",
+            ReadBy::Threads => "threads",
+        }
+    }
+}
+
 /// What the files' systems agreed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoReport {
@@ -50,6 +69,9 @@ pub struct IoReport {
     /// nothing is read directly.
     pub straight_bytes: u64,
     pub bounced_bytes: u64,
+    /// In effect; and why it is threads, empty if it is not.
+    pub by: ReadBy,
+    pub by_reason: String,
 }
 
 impl IoReport {
@@ -72,6 +94,14 @@ pub trait ReadAt: Send + Sync {
     fn stamp(&self) -> io::Result<Stamp> {
         Ok(Stamp { len: self.len()?, written: None })
     }
+    /// The open file, if reads may be made of it without `read_at`: by an io_uring. None: only `read_at` reads.
+    fn file(&self) -> Option<&File> {
+        None
+    }
+    /// What a read of `file` came to. A test may say something else.
+    fn completed(&self, read: io::Result<usize>) -> io::Result<usize> {
+        read
+    }
     /// A hint that the range will be wanted in the page cache. Returns at once.
     fn prefetch(&self, _offset: u64, _bytes: u64) {}
 }
@@ -86,6 +116,10 @@ impl ReadAt for File {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(self)
     }
 
     fn stamp(&self) -> io::Result<Stamp> {
@@ -210,7 +244,7 @@ impl SourceFile {
     }
 }
 
-/// The report for all files together; what is straight and what bounced is the store's to add.
+/// The report for all files together; what is straight and what bounced, and who reads, is the store's to add.
 pub(super) fn report(requested: IoMode, files: &[SourceFile]) -> IoReport {
     let fell_back = files.iter().find(|f| f.mode != requested);
     IoReport {
@@ -221,6 +255,8 @@ pub(super) fn report(requested: IoMode, files: &[SourceFile]) -> IoReport {
         offset_align: files.iter().map(|f| f.offset_align).max().unwrap_or(1),
         straight_bytes: 0,
         bounced_bytes: 0,
+        by: ReadBy::Threads,
+        by_reason: String::new(),
     }
 }
 

@@ -13,7 +13,7 @@ use hotset::hook::{self, Config};
 use hotset::model::{Model, Pack};
 use hotset::replay::{DropSettings, Estimate, Routed, Weights, drop_loop};
 use hotset::route::Moce;
-use hotset::store::{CHUNK_BYTES, IoMode, IoReport, memory_bytes};
+use hotset::store::{CHUNK_BYTES, IoMode, IoReport, ReadBy, memory_bytes};
 use hotset::trace::Trace;
 use hotset::trace::synth::{Synth, SynthParams};
 use hotset::{Error, ErrorKind};
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut plan = hook::config::plan_with(&model, &config, pack.as_ref())?;
     plan.memory_bytes = memory;
     let drive = Drive { model: &model, pack: pack.as_ref(), seed: 1 };
-    let io = drive.report(Way { lanes: 1, chunk_bytes: 0, io: IoMode::Direct })?;
+    let io = drive.report(Way { lanes: 1, chunk_bytes: 0, io: IoMode::Direct, by: ReadBy::Ring })?;
     let bandwidth = args.bandwidth(&drive)?;
     let rows = args.rows(&model, &plan, pack.as_ref(), &bandwidth)?;
     let found = Found { args, model: &model, pack: pack.as_ref(), plan, io, bandwidth, rows };
@@ -158,8 +158,13 @@ impl Args {
             return Ok(Bandwidth { measured: None, doubtful: false, turns_gb_per_s: told, overlapped_gb_per_s: told });
         }
         drive.forget().ok();
-        let plan =
-            IoPlan { depths: vec![1, 4, 8], chunks: vec![0, CHUNK_BYTES], modes: vec![IoMode::Direct], seconds: 0.3 };
+        let plan = IoPlan {
+            depths: vec![1, 4, 8],
+            chunks: vec![0, CHUNK_BYTES],
+            modes: vec![IoMode::Direct],
+            by: ReadBy::Ring,
+            seconds: 0.3,
+        };
         let sweep = measure(&plan, drive)?;
         let advice = sweep.advice().context("nothing was measured")?;
         let two = sweep.misses.iter().find(|m| m.n == 2 && m.way.chunk_bytes == advice.chunk_bytes);
@@ -439,7 +444,7 @@ impl Found<'_> {
             "expert_bytes": p.expert_bytes, "dense_bytes": p.dense_bytes, "memory_bytes": p.memory_bytes,
             "slots": p.slots, "slot_bytes": p.slot_bytes, "cache_bytes": p.cache_bytes, "staging_bytes": p.staging_bytes,
             "min_bytes": p.min_bytes,
-            "io": self.io.in_effect.name(), "io_reason": self.io.reason, "offset_align": self.io.offset_align,
+            "io": self.io.in_effect.name(), "io_reason": self.io.reason, "read_by": self.io.by.name(), "read_by_reason": self.io.by_reason, "offset_align": self.io.offset_align,
             "mem_align": self.io.mem_align, "straight_bytes": self.io.straight_bytes, "bounced_bytes": self.io.bounced_bytes,
             "pack": self.pack.map(|p| &p.path),
             "drive_measured": self.bandwidth.measured.is_some(),

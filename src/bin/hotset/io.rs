@@ -8,7 +8,7 @@ use hotset::drive::fio::{self, Fio};
 use hotset::drive::sweep::{Advice, Miss, Plan, Rate, Sweep};
 use hotset::drive::{Drive, Measured};
 use hotset::model::{Model, Pack};
-use hotset::store::{IoMode, IoReport};
+use hotset::store::{IoMode, IoReport, ReadBy};
 use hotset::{Error, ErrorKind};
 use serde_json::{Value, json};
 
@@ -42,6 +42,9 @@ pub struct Args {
     /// How: past the page cache, through it, or one after the other
     #[arg(long, value_enum, default_value = "direct")]
     mode: Mode,
+    /// Who makes the reads: one thread with an io_uring, where the system permits it, or a thread for each
+    #[arg(long, value_enum, default_value = "io_uring")]
+    read_by: By,
     /// Time for all measurements together, fio's apart
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     seconds: f64,
@@ -61,6 +64,22 @@ enum Mode {
     Direct,
     Buffered,
     Both,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum By {
+    #[value(name = "io_uring")]
+    Ring,
+    Threads,
+}
+
+impl From<By> for ReadBy {
+    fn from(by: By) -> ReadBy {
+        match by {
+            By::Ring => ReadBy::Ring,
+            By::Threads => ReadBy::Threads,
+        }
+    }
 }
 
 /// fio's figure beside ours, for the advised way.
@@ -122,7 +141,7 @@ impl Args {
             Mode::Buffered => vec![IoMode::Buffered],
             Mode::Both => vec![IoMode::Direct, IoMode::Buffered],
         };
-        let mut plan = Plan { depths, chunks: self.chunks.clone(), modes, seconds: 0.0 };
+        let mut plan = Plan { depths, chunks: self.chunks.clone(), modes, by: self.read_by.into(), seconds: 0.0 };
         plan.seconds = self.seconds / plan.n_measurements() as f64;
         plan
     }
@@ -158,7 +177,7 @@ fn chunk_name(chunk_bytes: u64) -> String {
 
 /// How the files can be read, in words.
 pub fn alignment(io: &IoReport) -> String {
-    match io.in_effect {
+    let how = match io.in_effect {
         IoMode::Direct => format!(
             "direct, blocks of {} bytes at addresses of multiples of {}; {:.1} % of all expert bytes straight into slots, the rest by one copy",
             io.offset_align,
@@ -167,7 +186,9 @@ pub fn alignment(io: &IoReport) -> String {
         ),
         IoMode::Buffered if io.reason.is_empty() => "buffered".to_owned(),
         IoMode::Buffered => format!("buffered, since {}", io.reason),
-    }
+    };
+    let why = if io.by_reason.is_empty() { String::new() } else { format!(" ({})", io.by_reason) };
+    format!("{how}; by {}{why}", io.by.name())
 }
 
 /// What the system's own counter says about where bytes came from.
@@ -291,6 +312,8 @@ fn to_json(args: &Args, sweep: &Sweep, advice: Option<Advice>, beside: Option<&B
         "pack": args.pack,
         "io": io.in_effect.name(),
         "io_reason": io.reason,
+        "read_by": io.by.name(),
+        "read_by_reason": io.by_reason,
         "mem_align": io.mem_align,
         "offset_align": io.offset_align,
         "straight_bytes": io.straight_bytes,

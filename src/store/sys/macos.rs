@@ -49,6 +49,12 @@ pub unsafe fn reuse(start: *mut u8, bytes: usize) {
     unsafe { libc::madvise(start.cast(), bytes, libc::MADV_FREE_REUSE) };
 }
 
+/// Apple silicon has pages of one size.
+///
+/// # Safety
+/// None is needed: nothing happens.
+pub unsafe fn prefer_large_pages(_start: *mut u8, _bytes: usize) {}
+
 /// Pages leave the page cache when the system wants, not when asked: refused, so that nobody trusts it.
 #[cfg(feature = "tools")]
 pub fn drop_cached(_file: &File) -> io::Result<()> {

@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 pub mod machine;
+pub mod uring;
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -22,7 +23,7 @@ use macos as platform;
 
 #[cfg(feature = "tools")]
 pub use platform::drop_cached;
-pub(super) use platform::{direct_align, discard, open_direct, prefetch, reuse};
+pub(super) use platform::{direct_align, discard, open_direct, prefer_large_pages, prefetch, reuse};
 
 /// Bytes of a page of memory: 16 KiB on Apple silicon.
 pub fn page_bytes() -> u64 {
@@ -136,6 +137,8 @@ mod platform {
     }
 
     pub unsafe fn reuse(_start: *mut u8, _bytes: usize) {}
+
+    pub unsafe fn prefer_large_pages(_start: *mut u8, _bytes: usize) {}
 
     #[cfg(feature = "tools")]
     pub fn drop_cached(_file: &File) -> io::Result<()> {

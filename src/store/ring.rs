@@ -1,0 +1,161 @@
+//! One thread and an io_uring in the place of the lanes' threads: as many reads in flight as there are lanes, each with a place of its
+//! own (a bounce buffer, and the [`Transfer`] that is under way there).
+//!
+//! ```text
+//! queues (lanes) ── next job ─> free place ── call ─> io_uring ── came ─> the transfer's next call
+//!                                                                   └──> or its end: the piece is finished, the place is free
+//! ```
+//!
+//! What a read may come to is the transfer's business, here as in a thread; only who makes the call differs. On two cores a miss comes
+//! sooner than by threads, since nobody is woken for each of its reads: bench/README.md.
+
+use super::config::MAX_LANES;
+use super::lanes::{Intake, Job, Now};
+use super::reader::{Bounce, Transfer};
+use super::shared::{Shared, caught};
+use super::source::{IoMode, ReadBy, SourceFile};
+use super::sys::uring::Uring;
+use crate::error::err;
+
+/// The io_uring by which these files are read, or why they are read by threads.
+pub(super) fn open(wanted: ReadBy, files: &[SourceFile], places: usize) -> Result<Uring, String> {
+    if wanted == ReadBy::Threads {
+        return Err("as asked for".into());
+    }
+    // a buffered read of what is not cached would make the one thread wait, or a thread of the system's
+    if let Some(f) = files.iter().find(|f| f.mode != IoMode::Direct) {
+        return Err(format!("{}: buffered reads go by threads", f.path.display()));
+    }
+    if let Some(f) = files.iter().find(|f| f.source.file().is_none()) {
+        return Err(format!("{}: its source makes its reads itself", f.path.display()));
+    }
+    Uring::new(places).map_err(|e| format!("no io_uring: {e}"))
+}
+
+/// Does the jobs of the queues until they have ended and all reads are over. A place for each bounce buffer.
+pub(super) fn serve(shared: &Shared, uring: Uring, bounces: Vec<Bounce>, intake: &Intake) {
+    let bell = uring.bell();
+    let places: Vec<Place> = bounces.into_iter().map(|bounce| Place { bounce, now: None }).collect();
+    let free = (0..places.len()).rev().collect();
+    let mut ring = Ring { shared, uring, places, free, n_ahead: 0 };
+    loop {
+        match ring.fill(intake) {
+            Filled::Ended if ring.busy() == 0 => return,
+            Filled::Ended | Filled::Full => {}
+            Filled::Room { ahead } => {
+                bell.announce();
+                if intake.has_more(ahead) {
+                    bell.retract();
+                    continue;
+                }
+            }
+        }
+        ring.wait();
+        bell.retract();
+    }
+}
+
+struct Ring<'a> {
+    shared: &'a Shared,
+    uring: Uring,
+    places: Vec<Place<'a>>,
+    free: Vec<usize>,
+    /// Of those under way, the ones that nobody waits for.
+    n_ahead: usize,
+}
+
+/// Where one read may be under way.
+struct Place<'a> {
+    bounce: Bounce,
+    now: Option<UnderWay<'a>>,
+}
+
+struct UnderWay<'a> {
+    job: Job,
+    ahead: bool,
+    transfer: Transfer<'a>,
+}
+
+/// Why no more jobs are taken for now.
+enum Filled {
+    /// As many reads are under way as may be.
+    Full,
+    /// There are no jobs; `ahead`: one that is read ahead would be taken too.
+    Room { ahead: bool },
+    /// There will be none.
+    Ended,
+}
+
+impl Ring<'_> {
+    fn busy(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// Begins jobs while there is room.
+    fn fill(&mut self, intake: &Intake) -> Filled {
+        let active = intake.active();
+        while self.busy() < active {
+            // of several places one stays for what is waited for
+            let ahead = active == 1 || self.n_ahead + 1 < active;
+            let (job, of_ahead) = match intake.now(ahead) {
+                Now::Job(job) => (job, false),
+                Now::Ahead(job) => (job, true),
+                Now::Nothing => return Filled::Room { ahead },
+                Now::Ended => return Filled::Ended,
+            };
+            match (self.shared.begin(job), self.free.pop()) {
+                (Ok(transfer), Some(i)) => {
+                    self.n_ahead += usize::from(of_ahead);
+                    self.places[i].now = Some(UnderWay { job, ahead: of_ahead, transfer });
+                    self.call(i);
+                }
+                (Ok(_), None) => self.shared.finish(job, Err(err!(Internal, "no place for a read"))),
+                (Err(e), place) => {
+                    self.free.extend(place);
+                    self.shared.finish(job, Err(e));
+                }
+            }
+        }
+        Filled::Full
+    }
+
+    /// Hands the next call of a place's transfer to the system.
+    fn call(&mut self, place: usize) {
+        let Place { bounce, now: Some(now) } = &mut self.places[place] else { return };
+        let Some(file) = now.transfer.file().source.file() else { return };
+        let mut call = now.transfer.call(bounce, &self.shared.counters);
+        let at = call.offset;
+        // SAFETY: the buffers are the place's own bounce buffer and the part of a slot that its job has claimed. Nobody touches either
+        // before `wait` names the place: the transfer and the bounce buffer stay in `places`, which `serve` keeps until no read is
+        // under way. `open` has seen that every file is there, and `shared` keeps them open.
+        unsafe { self.uring.read(place, file, at, call.bufs()) };
+    }
+
+    /// Sleeps until reads have ended or the bell rings, and takes what has ended further.
+    fn wait(&mut self) {
+        let mut again = [usize::MAX; MAX_LANES];
+        let mut n = 0;
+        let Ring { shared, uring, places, free, n_ahead } = self;
+        uring.wait(|place, outcome| {
+            let Place { bounce, now: Some(now) } = &mut places[place] else { return };
+            let UnderWay { job, ahead, transfer } = now;
+            let source = &transfer.file().source;
+            // a panic (in a wrapped source) is a failure of this read, not the end of the thread
+            let came = caught(|| Ok(transfer.came(source.completed(outcome), bounce, &shared.counters)));
+            let ended = match came {
+                Ok(None) => {
+                    again[n] = place;
+                    n += 1;
+                    return;
+                }
+                Ok(Some(ended)) => ended,
+                Err(e) => Err(e),
+            };
+            *n_ahead -= usize::from(*ahead);
+            shared.finish(*job, ended);
+            places[place].now = None;
+            free.push(place);
+        });
+        again[..n].iter().for_each(|&place| self.call(place));
+    }
+}
