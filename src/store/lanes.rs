@@ -169,20 +169,14 @@ impl Lanes {
     pub fn set_active(&self, n: usize) {
         self.gate.state.lock().active = n.max(1);
         self.gate.changed.notify_all();
-        self.ring();
-    }
-
-    fn ring(&self) {
-        if let Some(bell) = &self.bell {
-            bell.ring();
-        }
+        self.bell.iter().for_each(Bell::ring_anyway);
     }
 
     /// Queues a job, or hands it back if the queue is full. Never blocks, never allocates.
     pub fn submit(&self, job: Job) -> Result<(), Job> {
         let Some(queue) = &self.queue else { return Err(job) };
         queue.try_send(job).map_err(|full| full.into_inner())?;
-        self.ring();
+        self.bell.iter().for_each(Bell::ring);
         Ok(())
     }
 
@@ -190,7 +184,7 @@ impl Lanes {
     pub fn submit_ahead(&self, job: Job) -> Result<(), Job> {
         let Some(queue) = &self.ahead else { return Err(job) };
         queue.try_send(job).map_err(|full| full.into_inner())?;
-        self.ring();
+        self.bell.iter().for_each(Bell::ring);
         Ok(())
     }
 
@@ -218,7 +212,7 @@ impl Drop for Lanes {
     fn drop(&mut self) {
         (self.queue, self.ahead) = (None, None);
         self.gate.state.lock().ended = true;
-        self.ring();
+        self.bell.iter().for_each(Bell::ring_anyway);
         for thread in self.threads.drain(..) {
             // a lane that panicked has nothing more to say
             let _ = thread.join();

@@ -74,6 +74,8 @@ struct UnderWay<'a> {
     job: Job,
     ahead: bool,
     transfer: Transfer<'a>,
+    /// Of the call that is with the system.
+    offset: u64,
 }
 
 /// Why no more jobs are taken for now.
@@ -106,7 +108,7 @@ impl Ring<'_> {
             match (self.shared.begin(job), self.free.pop()) {
                 (Ok(transfer), Some(i)) => {
                     self.n_ahead += usize::from(of_ahead);
-                    self.places[i].now = Some(UnderWay { job, ahead: of_ahead, transfer });
+                    self.places[i].now = Some(UnderWay { job, ahead: of_ahead, transfer, offset: 0 });
                     self.call(i);
                 }
                 (Ok(_), None) => self.shared.finish(job, Err(err!(Internal, "no place for a read"))),
@@ -124,11 +126,11 @@ impl Ring<'_> {
         let Place { bounce, now: Some(now) } = &mut self.places[place] else { return };
         let Some(file) = now.transfer.file().source.file() else { return };
         let mut call = now.transfer.call(bounce, &self.shared.counters);
-        let at = call.offset;
+        now.offset = call.offset;
         // SAFETY: the buffers are the place's own bounce buffer and the part of a slot that its job has claimed. Nobody touches either
         // before `wait` names the place: the transfer and the bounce buffer stay in `places`, which `serve` keeps until no read is
         // under way. `open` has seen that every file is there, and `shared` keeps them open.
-        unsafe { self.uring.read(place, file, at, call.bufs()) };
+        unsafe { self.uring.read(place, file, now.offset, call.bufs()) };
     }
 
     /// Sleeps until reads have ended or the bell rings, and takes what has ended further.
@@ -138,10 +140,10 @@ impl Ring<'_> {
         let Ring { shared, uring, places, free, n_ahead } = self;
         uring.wait(|place, outcome| {
             let Place { bounce, now: Some(now) } = &mut places[place] else { return };
-            let UnderWay { job, ahead, transfer } = now;
+            let UnderWay { job, ahead, transfer, offset } = now;
             let source = &transfer.file().source;
             // a panic (in a wrapped source) is a failure of this read, not the end of the thread
-            let came = caught(|| Ok(transfer.came(source.completed(outcome), bounce, &shared.counters)));
+            let came = caught(|| Ok(transfer.came(source.completed(*offset, outcome), bounce, &shared.counters)));
             let ended = match came {
                 Ok(None) => {
                     again[n] = place;

@@ -98,8 +98,8 @@ pub trait ReadAt: Send + Sync {
     fn file(&self) -> Option<&File> {
         None
     }
-    /// What a read of `file` came to. A test may say something else.
-    fn completed(&self, read: io::Result<usize>) -> io::Result<usize> {
+    /// What a read of `file` at this offset came to. A test may say something else.
+    fn completed(&self, _offset: u64, read: io::Result<usize>) -> io::Result<usize> {
         read
     }
     /// A hint that the range will be wanted in the page cache. Returns at once.

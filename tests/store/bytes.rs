@@ -6,7 +6,7 @@ use hotset::ErrorKind;
 use hotset::model::ExpertTable;
 use hotset::store::{Backing, IoMode, Store, StoreConfig, page_bytes, plan_slot_bytes};
 
-use crate::model::{Model, config, slice_of, slot_of, small};
+use crate::model::{ALL, BUFFERED, Model, RING, THREADS, config, slice_of, slot_of, small};
 
 #[test]
 #[cfg_attr(miri, ignore)]
@@ -23,14 +23,17 @@ fn slots_hold_the_files_bytes_whatever_the_alignment() {
     for (i, shape) in shapes.iter().enumerate() {
         for tail in [0, 1, 5000] {
             let m = Model::new(5, shape, tail);
-            for (lanes, io, bounce_bytes, chunk_bytes) in [
-                (1, IoMode::Direct, 1, 0),
-                (4, IoMode::Direct, 1 << 20, 64 << 10),
-                (3, IoMode::Direct, 1, 100_000),
-                (1, IoMode::Buffered, 0, 65_537),
-                (4, IoMode::Buffered, 0, 0),
+            for (lanes, how, bounce_bytes, chunk_bytes) in [
+                (1, RING, 1, 0),
+                (5, RING, 1 << 20, 64 << 10),
+                (3, RING, 1, 100_000),
+                (1, THREADS, 1, 0),
+                (4, THREADS, 1 << 20, 64 << 10),
+                (3, THREADS, 1, 100_000),
+                (1, BUFFERED, 0, 65_537),
+                (4, BUFFERED, 0, 0),
             ] {
-                let store = m.open(StoreConfig { bounce_bytes, chunk_bytes, ..config(5, lanes, io) });
+                let store = m.open(StoreConfig { bounce_bytes, chunk_bytes, ..config(5, lanes, how) });
                 let r = store.io_mode();
                 let all = if r.in_effect == IoMode::Direct { m.table.total_bytes() } else { 0 };
                 assert_eq!(r.straight_bytes + r.bounced_bytes, all);
@@ -43,14 +46,14 @@ fn slots_hold_the_files_bytes_whatever_the_alignment() {
                     }
                     for slot in 0..5 {
                         store.wait(layer, slot, None).unwrap();
-                        assert!(m.holds(&store, layer, slot, 4 - slot), "shape {i} tail {tail} {io:?} layer {layer}");
+                        assert!(m.holds(&store, layer, slot, 4 - slot), "shape {i} tail {tail} {how:?} layer {layer}");
                         assert_eq!(store.expert_in(layer, slot), Some(4 - slot));
                     }
                 }
                 let (c, wanted) = (store.counters(), 5 * m.table.layers.iter().map(|l| l.expert_bytes()).sum::<u64>());
                 assert_eq!((c.wanted_bytes, c.failures), (wanted, 0));
                 assert!(c.device_bytes >= wanted && c.reads >= 5);
-                assert!(io == IoMode::Direct || c.device_bytes == wanted && c.bounce_copies == 0);
+                assert!(how != BUFFERED || c.device_bytes == wanted && c.bounce_copies == 0);
             }
         }
     }
@@ -60,11 +63,11 @@ fn slots_hold_the_files_bytes_whatever_the_alignment() {
 #[cfg_attr(miri, ignore)]
 fn the_report_says_what_is_in_effect() {
     let m = small();
-    let direct = m.open(config(1, 1, IoMode::Direct));
+    let direct = m.open(config(1, 1, RING));
     let r = direct.io_mode();
     assert_eq!(r.requested, IoMode::Direct);
     assert_eq!(r.in_effect == IoMode::Direct, r.reason.is_empty(), "{r:?}");
-    let buffered = m.open(config(1, 1, IoMode::Buffered));
+    let buffered = m.open(config(1, 1, BUFFERED));
     let r = buffered.io_mode();
     assert_eq!((r.in_effect, r.mem_align, r.offset_align, r.reason.as_str()), (IoMode::Buffered, 1, 1, ""));
     if cfg!(target_os = "linux") && std::path::Path::new("/dev/shm").is_dir() {
@@ -72,7 +75,7 @@ fn the_report_says_what_is_in_effect() {
         let path = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         std::fs::write(path.path(), &m.data[0]).unwrap();
         let files = [path.path().to_owned(), m.files[1].clone()];
-        let store = Store::open(&files, &m.lens, &m.table, vec![], config(2, 1, IoMode::Direct)).unwrap();
+        let store = Store::open(&files, &m.lens, &m.table, vec![], config(2, 1, RING)).unwrap();
         let r = store.io_mode();
         assert_eq!(r.in_effect == IoMode::Direct, r.reason.is_empty(), "{r:?}");
         assert!(r.reason.is_empty() || r.reason.contains("/dev/shm"), "{r:?}");
@@ -88,8 +91,8 @@ fn the_report_says_what_is_in_effect() {
 #[cfg_attr(miri, ignore)]
 fn a_fetch_changes_its_slices_and_nothing_else() {
     let m = Model::new(4, &[vec![(32, 5000), (1, 4096), (64, 100)], vec![(0, 64)]], 3);
-    for io in [IoMode::Direct, IoMode::Buffered] {
-        let store = m.open(config(3, 2, io));
+    for how in ALL {
+        let store = m.open(config(3, 2, how));
         for layer in 0..2 {
             (0..3).for_each(|slot| store.poison(layer, slot, 0x5A).unwrap());
         }
@@ -106,7 +109,7 @@ fn a_fetch_changes_its_slices_and_nothing_else() {
             let s = slice_of(&store, 0, 1, i);
             gaps[s.as_ptr() as usize - start..][..s.len()].fill(0x5A);
         }
-        assert!(gaps.iter().all(|&b| b == 0x5A), "{io:?}");
+        assert!(gaps.iter().all(|&b| b == 0x5A), "{how:?}");
     }
 }
 
@@ -114,7 +117,7 @@ fn a_fetch_changes_its_slices_and_nothing_else() {
 #[cfg_attr(miri, ignore)]
 fn release_gives_back_one_slot_and_touches_no_neighbour() {
     let m = small();
-    let store = m.open(config(3, 2, IoMode::Direct));
+    let store = m.open(config(3, 2, RING));
     let staging = store.held_bytes();
     let stride = store.slot_stride(0).unwrap();
     for slot in 0..3 {
@@ -145,7 +148,7 @@ fn release_gives_back_one_slot_and_touches_no_neighbour() {
 #[cfg_attr(miri, ignore)]
 fn two_disjoint_traces_stay_in_the_budget() {
     let m = Model::new(16, &[vec![(0, 30_000), (64, 30_000)], vec![(0, 18_000)]], 0);
-    let config = config(4, 2, IoMode::Direct);
+    let config = config(4, 2, RING);
     let page = page_bytes();
     let slots: u64 = m.table.layers.iter().map(|l| 4 * plan_slot_bytes(l, None, page)).sum();
     let budget = slots + config.plan_staging_bytes();
@@ -195,7 +198,7 @@ fn the_page_cache_backing_has_hints_and_the_mapped_file() {
 #[cfg_attr(miri, ignore)]
 fn what_is_out_of_range_is_refused_and_changes_nothing() {
     let m = small();
-    let store = m.open(config(2, 1, IoMode::Buffered));
+    let store = m.open(config(2, 1, BUFFERED));
     store.fetch(0, 1, 1).unwrap();
     store.wait(0, 1, None).unwrap();
     let calls = [
@@ -217,7 +220,7 @@ fn what_is_out_of_range_is_refused_and_changes_nothing() {
     assert_eq!(store.mapped_slice(0, 0).unwrap_err().kind, ErrorKind::State);
     assert!(m.holds(&store, 0, 1, 1) && store.expert_in(0, 1) == Some(1));
 
-    let good = config(2, 1, IoMode::Direct);
+    let good = config(2, 1, RING);
     let bad = [
         StoreConfig { slots: 0, ..good.clone() },
         StoreConfig { lanes: 0, ..good.clone() },

@@ -6,12 +6,13 @@ mod faults;
 mod model;
 mod pack;
 mod pieces;
+mod ring;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use hotset::store::{IoMode, StoreConfig};
-use model::{Model, Rng, config, slice_of, small};
+use hotset::store::StoreConfig;
+use model::{ALL, BUFFERED, Model, RING, Rng, THREADS, config, slice_of, small};
 use proptest::prelude::*;
 
 /// The system's allocator, which counts what each thread asks for.
@@ -41,8 +42,8 @@ static COUNTING: Counting = Counting;
 #[cfg_attr(miri, ignore)]
 fn fetch_and_wait_allocate_nothing() {
     let m = small();
-    for io in [IoMode::Direct, IoMode::Buffered] {
-        let store = m.open(config(2, 2, io));
+    for how in ALL {
+        let store = m.open(config(2, 2, how));
         let pass = |n: u32| {
             for expert in (0..6).cycle().take(n as usize) {
                 store.fetch(0, expert, expert % 2).unwrap();
@@ -64,8 +65,8 @@ fn fetch_and_wait_allocate_nothing() {
 #[cfg_attr(miri, ignore)]
 fn many_threads_fetch_and_wait() {
     let m = Model::new(24, &[vec![(32, 9001), (0, 4096), (64, 8192)], vec![(5, 700), (0, 16)], vec![(64, 16384)]], 7);
-    for (lanes, io, queue) in [(4, IoMode::Direct, 4096), (2, IoMode::Direct, 3), (3, IoMode::Buffered, 64)] {
-        let store = m.open(StoreConfig { queue, bounce_bytes: 1, ..config(8, lanes, io) });
+    for (lanes, how, queue) in [(4, RING, 4096), (2, RING, 3), (4, THREADS, 4096), (2, THREADS, 3), (3, BUFFERED, 64)] {
+        let store = m.open(StoreConfig { queue, bounce_bytes: 1, ..config(8, lanes, how) });
         std::thread::scope(|s| {
             for thread in 0..4u32 {
                 let (m, store) = (&m, &store);
@@ -111,12 +112,11 @@ proptest! {
     fn any_shape_any_order(
         layers in prop::collection::vec(prop::collection::vec((0..5000u64, prop_oneof![1..70_000u64, (1..20u64).prop_map(|n| n * 4096), 100_000..400_000u64]), 1..5), 1..4),
         order in prop::collection::vec((any::<prop::sample::Index>(), 0..4u32, 0..3u32), 1..40),
-        direct in any::<bool>(),
+        how in prop::sample::select(&ALL[..]),
         lanes in 1..5usize,
     ) {
         let m = Model::new(4, &layers, 17);
-        let io = if direct { IoMode::Direct } else { IoMode::Buffered };
-        let store = m.open(StoreConfig { bounce_bytes: 1, queue: 5, ..config(3, lanes, io) });
+        let store = m.open(StoreConfig { bounce_bytes: 1, queue: 5, ..config(3, lanes, how) });
         let mut now = vec![[None; 3]; layers.len()];
         for (layer, expert, slot) in order {
             let layer = layer.index(layers.len());

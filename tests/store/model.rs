@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hotset::model::{ExpertTable, ExpertTensor, MoeLayer, Part, Projection};
-use hotset::store::{IoMode, ReadAt, Store, StoreConfig, page_bytes};
+use hotset::store::{IoMode, ReadAt, ReadBy, Store, StoreConfig, page_bytes};
 use memmap2::Mmap;
 
 /// Numbers that look random and are the same every time.
@@ -117,10 +117,18 @@ pub fn slot_of(store: &Store, layer: usize, slot: u32) -> &[u8] {
     unsafe { std::slice::from_raw_parts(region.wrapping_add(start as usize), stride as usize) }
 }
 
-pub fn config(slots: u32, lanes: usize, io: IoMode) -> StoreConfig {
+/// How reads are made.
+pub type How = (IoMode, ReadBy);
+/// Where the system permits no io_uring this is `THREADS` once more: `ring` says so.
+pub const RING: How = (IoMode::Direct, ReadBy::Ring);
+pub const THREADS: How = (IoMode::Direct, ReadBy::Threads);
+pub const BUFFERED: How = (IoMode::Buffered, ReadBy::Threads);
+pub const ALL: [How; 3] = [RING, THREADS, BUFFERED];
+
+pub fn config(slots: u32, lanes: usize, (io, read_by): How) -> StoreConfig {
     // the smallest chunks, so that slices are cut where they can be
     let chunk_bytes = 64 << 10;
-    StoreConfig { slots, lanes, io, chunk_bytes, timeout: Duration::from_secs(20), ..StoreConfig::default() }
+    StoreConfig { slots, lanes, io, read_by, chunk_bytes, timeout: Duration::from_secs(20), ..StoreConfig::default() }
 }
 
 /// Two slices of different sizes in one layer, a third size in the other.

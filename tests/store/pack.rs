@@ -13,7 +13,7 @@ use hotset::model::{ExpertTable, ExpertTensor, Model, MoeLayer, Pack, PackedLaye
 use hotset::store::{Backing, IoMode, ReadAt, Store, StoreConfig, page_bytes, plan_slot_bytes};
 use hotset::{Error, ErrorKind};
 
-use crate::model::{config, slice_of};
+use crate::model::{BUFFERED, RING, THREADS, config, slice_of};
 
 fn tiny_model(dir: &Path, params: &TinyParams) -> Model {
     let made = tiny::write(params, &dir.join("m.gguf"), &mut |_| ()).unwrap();
@@ -60,10 +60,10 @@ fn slots_are_the_same_from_pack_and_file() {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let model = tiny_model(dir.path(), &params);
         let pack = packed(&model, dir.path());
-        for (io, chunk_bytes, lanes) in
-            [(IoMode::Direct, 0, 1), (IoMode::Direct, 64 << 10, 4), (IoMode::Buffered, 64 << 10, 2)]
+        for (how, chunk_bytes, lanes) in
+            [(RING, 0, 1), (RING, 64 << 10, 4), (THREADS, 64 << 10, 4), (BUFFERED, 64 << 10, 2)]
         {
-            let config = StoreConfig { chunk_bytes, pack: Some(pack.clone()), ..config(4, lanes, io) };
+            let config = StoreConfig { chunk_bytes, pack: Some(pack.clone()), ..config(4, lanes, how) };
             let store = open(&model, config.clone()).unwrap();
             let report = store.io_mode();
             if report.in_effect == IoMode::Direct {
@@ -115,7 +115,7 @@ fn a_pack_that_does_not_fit_is_refused_with_the_numbers() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let model = tiny_model(dir.path(), &TinyParams::default());
     let pack = packed(&model, dir.path());
-    let with = |pack: Pack| StoreConfig { pack: Some(pack), ..config(4, 1, IoMode::Direct) };
+    let with = |pack: Pack| StoreConfig { pack: Some(pack), ..config(4, 1, RING) };
     let refused = |change: &dyn Fn(&mut Pack)| {
         let mut bad = pack.clone();
         change(&mut bad);
@@ -175,7 +175,7 @@ fn faults_of_a_pack_are_loud_and_do_not_last() {
     let pack = packed(&model, dir.path());
     let strided = pack.layers[0].stride_bytes;
     assert!(strided > 3 * (64 << 10), "several chunks: {strided}");
-    let with = StoreConfig { pack: Some(pack.clone()), ..config(2, 2, IoMode::Direct) };
+    let with = StoreConfig { pack: Some(pack.clone()), ..config(2, 2, RING) };
     for errno in [libc::EIO, libc::EINTR, 0] {
         let left = Arc::new(AtomicU64::new(0));
         let n_files = model.files.len();

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use hotset::ErrorKind;
-use hotset::store::{IoMode, ReadAt, Stamp, Store, StoreConfig};
+use hotset::store::{ReadAt, Stamp, Store, StoreConfig};
 
-use crate::model::{Model, config, slice_of};
+use crate::model::{ALL, Model, THREADS, config, slice_of};
 
 const CHUNK: u64 = 64 << 10;
 
@@ -46,24 +46,39 @@ fn until(done: impl Fn() -> bool) {
     }
 }
 
+impl Touchy {
+    /// What becomes of a read of so many bytes.
+    fn outcome(&self, offset: u64, asked: usize, read: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
+        let p = &self.plan;
+        let touched = p.at.load(SeqCst) > 0 && (offset..offset + asked as u64).contains(&p.at.load(SeqCst));
+        if touched && p.times.fetch_sub(1, SeqCst) > 0 {
+            return Err(io::Error::from_raw_os_error(p.errno.load(SeqCst) as i32));
+        }
+        until(|| !(touched && p.hold.load(SeqCst)));
+        let n = p.reads.fetch_add(1, SeqCst);
+        let short = p.cut.load(SeqCst) && n % 3 == 0;
+        read().map(|n| if short { n.div_ceil(2) } else { n })
+    }
+}
+
 impl ReadAt for Touchy {
     fn read_at(&self, bufs: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
         let p = &self.plan;
         let now = p.in_flight.fetch_add(1, SeqCst) + 1;
         p.most.fetch_max(now, SeqCst);
         until(|| p.most.load(SeqCst) >= p.meet.load(SeqCst));
-        let asked: usize = bufs.iter().map(|b| b.len()).sum();
-        let touched = p.at.load(SeqCst) > 0 && (offset..offset + asked as u64).contains(&p.at.load(SeqCst));
-        let outcome = if touched && p.times.fetch_sub(1, SeqCst) > 0 {
-            Err(io::Error::from_raw_os_error(p.errno.load(SeqCst) as i32))
-        } else {
-            until(|| !(touched && p.hold.load(SeqCst)));
-            let n = p.reads.fetch_add(1, SeqCst);
-            let short = p.cut.load(SeqCst) && n % 3 == 0;
-            self.file.read_at(bufs, offset).map(|n| if short { n.div_ceil(2) } else { n })
-        };
+        let asked = bufs.iter().map(|b| b.len()).sum();
+        let outcome = self.outcome(offset, asked, || self.file.read_at(bufs, offset));
         p.in_flight.fetch_sub(1, SeqCst);
         outcome
+    }
+
+    fn file(&self) -> Option<&File> {
+        self.file.file()
+    }
+
+    fn completed(&self, offset: u64, read: io::Result<usize>) -> io::Result<usize> {
+        self.outcome(offset, *read.as_ref().unwrap_or(&0), || read)
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -91,8 +106,8 @@ fn one_failed_part_fails_its_slice_alone_and_not_for_long() {
     let m = large();
     let t = &m.table.layers[0].tensors[0];
     let slice = t.offset_bytes + t.slice_bytes;
-    for io in [IoMode::Direct, IoMode::Buffered] {
-        let (store, plan) = touchy(&m, config(2, 3, io));
+    for how in ALL {
+        let (store, plan) = touchy(&m, config(2, 3, how));
         for (place, errno, kind) in [
             (slice, libc::EIO, ErrorKind::Io),
             (slice + 150_000, libc::EIO, ErrorKind::Io),
@@ -125,8 +140,8 @@ fn one_failed_part_fails_its_slice_alone_and_not_for_long() {
 #[cfg_attr(miri, ignore)]
 fn interrupted_and_cut_parts_are_continued() {
     let m = large();
-    for io in [IoMode::Direct, IoMode::Buffered] {
-        let (store, plan) = touchy(&m, config(3, 4, io));
+    for how in ALL {
+        let (store, plan) = touchy(&m, config(3, 4, how));
         plan.cut.store(true, SeqCst);
         let t = &m.table.layers[0].tensors[0];
         plan.at.store(t.offset_bytes + 200_000, SeqCst);
@@ -139,7 +154,7 @@ fn interrupted_and_cut_parts_are_continued() {
         for expert in 0..3 {
             store.wait(0, expert, None).unwrap();
             store.wait(1, expert, None).unwrap();
-            assert!(m.holds(&store, 0, expert, expert) && m.holds(&store, 1, expert, expert), "{io:?}");
+            assert!(m.holds(&store, 0, expert, expert) && m.holds(&store, 1, expert, expert), "{how:?}");
         }
     }
 }
@@ -148,7 +163,7 @@ fn interrupted_and_cut_parts_are_continued() {
 #[cfg_attr(miri, ignore)]
 fn a_slow_part_holds_up_its_own_slice() {
     let m = large();
-    let (store, plan) = touchy(&m, StoreConfig { timeout: Duration::from_millis(60), ..config(1, 4, IoMode::Direct) });
+    let (store, plan) = touchy(&m, StoreConfig { timeout: Duration::from_millis(60), ..config(1, 4, THREADS) });
     // in the last slice but one, so that the others need not queue behind it
     let t = &m.table.layers[0].tensors[1];
     plan.at.store(t.offset_bytes + 2 * t.slice_bytes + CHUNK, SeqCst);
@@ -169,7 +184,7 @@ fn a_slow_part_holds_up_its_own_slice() {
 fn one_miss_keeps_all_lanes_busy() {
     let m = Model::new(3, &[vec![(96, 300_001)]], 0);
     for (chunk_bytes, most) in [(0, 1), (CHUNK, 4)] {
-        let (store, plan) = touchy(&m, StoreConfig { chunk_bytes, ..config(1, 4, IoMode::Direct) });
+        let (store, plan) = touchy(&m, StoreConfig { chunk_bytes, ..config(1, 4, THREADS) });
         plan.meet.store(most, SeqCst);
         store.fetch(0, 2, 0).unwrap();
         store.wait(0, 0, None).unwrap();
@@ -182,7 +197,7 @@ fn one_miss_keeps_all_lanes_busy() {
 #[cfg_attr(miri, ignore)]
 fn a_file_changed_between_two_parts_is_changed() {
     let m = large();
-    let (store, plan) = touchy(&m, config(1, 1, IoMode::Direct));
+    let (store, plan) = touchy(&m, config(1, 1, THREADS));
     let t = &m.table.layers[0].tensors[0];
     plan.at.store(t.offset_bytes + 150_000, SeqCst);
     plan.hold.store(true, SeqCst);

@@ -47,9 +47,14 @@ mod platform {
             // either we see the announcement, or the sleeper, which looks once more after it, sees what was done
             fence(SeqCst);
             if self.0.asleep.load(SeqCst) && self.0.asleep.swap(false, SeqCst) {
-                // A full counter refuses, and wakes all the same.
-                let _ = (&self.0.event).write(&1u64.to_ne_bytes());
+                self.ring_anyway();
             }
+        }
+
+        /// Ends the present sleep, or the next one, also one that was not announced.
+        pub fn ring_anyway(&self) {
+            // a full counter refuses, and wakes all the same
+            let _ = (&self.0.event).write(&1u64.to_ne_bytes());
         }
 
         /// From here on until `retract` somebody who rings ends a sleep. The caller looks once more for work before it sleeps.
@@ -151,6 +156,10 @@ mod platform {
 
     impl Bell {
         pub fn ring(&self) {
+            match self.0 {}
+        }
+
+        pub fn ring_anyway(&self) {
             match self.0 {}
         }
 
