@@ -87,6 +87,11 @@ enum { /* hotset_params.io */
     HOTSET_IO_DIRECT   = 0, /* past the page cache (O_DIRECT, F_NOCACHE); where refused: buffered, and hotset_shape.io says so */
     HOTSET_IO_BUFFERED = 1
 };
+enum { /* hotset_params.read_by: who makes the reads */
+    HOTSET_READ_BY_RING    = 0, /* one thread with an io_uring, on Linux, where the library was built with it (feature io-uring), the system permits it
+                                   and reads are direct; else threads, and hotset_shape.read_by says so */
+    HOTSET_READ_BY_THREADS = 1  /* a thread a lane */
+};
 enum { /* hotset_params.dense: what happens to the weights that every token uses */
     HOTSET_DENSE_LOCK  = 0, /* locked in memory as far as the system's limit goes; the rest is warmed */
     HOTSET_DENSE_WARM  = 1, /* read once at open */
@@ -134,10 +139,11 @@ struct hotset_params {
     uint32_t      slots;           /* slots per layer; wins over cache_bytes. Both 0: half of the machine's memory, less the dense weights. At most n_experts */
     uint32_t      k;               /* experts per token; 0: the file's expert_used_count */
     uint32_t      top_m;           /* candidates recorded and reranked from, per token and layer; 0: 64. From k to the experts of the smallest layer */
-    uint32_t      lanes;           /* I/O threads, 1..64; 0: 4 */
+    uint32_t      lanes;           /* reads in flight at most, 1..64, each with a thread of its own but where an io_uring reads; 0: 8 */
     uint32_t      read_ahead;      /* slots per layer beside the cache's, to read ahead into: see hotset_read_ahead; 0: none */
     int32_t       backing;         /* HOTSET_BACKING_* */
     int32_t       io;              /* HOTSET_IO_* */
+    int32_t       read_by;         /* HOTSET_READ_BY_* */
     int32_t       dense;           /* HOTSET_DENSE_* */
     int32_t       delta;           /* HOTSET_DELTA_* */
     double        lambda;          /* MoCE: the bonus as a share of delta, >= 0; 0: off */
@@ -163,7 +169,7 @@ struct hotset_params hotset_params_default(void);
 
 /* Lays the environment over *p: HOTSET_SLOTS, HOTSET_CACHE_BYTES (with an optional K, M or G: powers of 1024), HOTSET_LANES, HOTSET_READ_AHEAD, HOTSET_CHUNK (bytes, as
  * HOTSET_CACHE_BYTES), HOTSET_PACK,
- * HOTSET_BACKING (slots, page-cache), HOTSET_IO (direct, buffered), HOTSET_DENSE (lock, warm, leave), HOTSET_LAMBDA,
+ * HOTSET_BACKING (slots, page-cache), HOTSET_IO (direct, buffered), HOTSET_READ_BY (io_uring, threads), HOTSET_DENSE (lock, warm, leave), HOTSET_LAMBDA,
  * HOTSET_TOP_J, HOTSET_POLICY (lru, lfu, ema, near_pick_ema, inverse_router_ema), HOTSET_DELTA (token_topk, token_full, running_full), HOTSET_DROP, HOTSET_RENORMALISE (auto, on, off), HOTSET_PREFILL
  * (record, moce, drop: comma-separated), HOTSET_TOP_M, HOTSET_TRACE, HOTSET_METRICS, HOTSET_SCHEDULE. What is unset or empty stays as it is. The paths
  * point into the environment: valid until it changes. HOTSET_E_ARGUMENT names the variable in p->detail and leaves *p as it was. */
@@ -210,6 +216,7 @@ struct hotset_shape {
     uint32_t     lanes;            /* 0 with the page-cache backing */
     int32_t      backing;
     int32_t      io;               /* in effect, which may not be what was asked for */
+    int32_t      read_by;          /* the same. With the page-cache backing HOTSET_READ_BY_THREADS, and lanes 0: nobody */
     int32_t      dense;            /* in effect */
     int32_t      delta;
     int32_t      renormalise;
@@ -227,6 +234,7 @@ struct hotset_shape {
     uint64_t     straight_bytes;   /* of all experts on disk: what direct reads bring straight into slots */
     uint64_t     bounced_bytes;    /* and what lies out of step with its slot, and is copied once more. Both 0 where reads are buffered */
     const char * io_reason;        /* why io is what it is; owned by the handle */
+    const char * read_by_reason;   /* the same for read_by */
     const char * dense_reason;     /* the same for dense */
     const char * architecture;     /* general.architecture of the file, or "" */
     int32_t      policy;

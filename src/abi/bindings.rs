@@ -45,32 +45,35 @@ pub type _bindgen_ty_2 = ::core::ffi::c_int;
 pub const HOTSET_IO_DIRECT: _bindgen_ty_3 = 0;
 pub const HOTSET_IO_BUFFERED: _bindgen_ty_3 = 1;
 pub type _bindgen_ty_3 = ::core::ffi::c_int;
-pub const HOTSET_DENSE_LOCK: _bindgen_ty_4 = 0;
-pub const HOTSET_DENSE_WARM: _bindgen_ty_4 = 1;
-pub const HOTSET_DENSE_LEAVE: _bindgen_ty_4 = 2;
+pub const HOTSET_READ_BY_RING: _bindgen_ty_4 = 0;
+pub const HOTSET_READ_BY_THREADS: _bindgen_ty_4 = 1;
 pub type _bindgen_ty_4 = ::core::ffi::c_int;
-pub const HOTSET_POLICY_LRU: _bindgen_ty_5 = 0;
-pub const HOTSET_POLICY_LFU: _bindgen_ty_5 = 1;
-pub const HOTSET_POLICY_EMA: _bindgen_ty_5 = 2;
-pub const HOTSET_POLICY_NEAR_PICK_EMA: _bindgen_ty_5 = 3;
-pub const HOTSET_POLICY_INVERSE_ROUTER_EMA: _bindgen_ty_5 = 4;
+pub const HOTSET_DENSE_LOCK: _bindgen_ty_5 = 0;
+pub const HOTSET_DENSE_WARM: _bindgen_ty_5 = 1;
+pub const HOTSET_DENSE_LEAVE: _bindgen_ty_5 = 2;
 pub type _bindgen_ty_5 = ::core::ffi::c_int;
-pub const HOTSET_DELTA_TOKEN_TOPK: _bindgen_ty_6 = 0;
-pub const HOTSET_DELTA_TOKEN_FULL: _bindgen_ty_6 = 1;
-pub const HOTSET_DELTA_RUNNING_FULL: _bindgen_ty_6 = 2;
+pub const HOTSET_POLICY_LRU: _bindgen_ty_6 = 0;
+pub const HOTSET_POLICY_LFU: _bindgen_ty_6 = 1;
+pub const HOTSET_POLICY_EMA: _bindgen_ty_6 = 2;
+pub const HOTSET_POLICY_NEAR_PICK_EMA: _bindgen_ty_6 = 3;
+pub const HOTSET_POLICY_INVERSE_ROUTER_EMA: _bindgen_ty_6 = 4;
 pub type _bindgen_ty_6 = ::core::ffi::c_int;
-pub const HOTSET_RENORMALISE_AUTO: _bindgen_ty_7 = 0;
-pub const HOTSET_RENORMALISE_ON: _bindgen_ty_7 = 1;
-pub const HOTSET_RENORMALISE_OFF: _bindgen_ty_7 = 2;
+pub const HOTSET_DELTA_TOKEN_TOPK: _bindgen_ty_7 = 0;
+pub const HOTSET_DELTA_TOKEN_FULL: _bindgen_ty_7 = 1;
+pub const HOTSET_DELTA_RUNNING_FULL: _bindgen_ty_7 = 2;
 pub type _bindgen_ty_7 = ::core::ffi::c_int;
-pub const HOTSET_PREFILL_RECORD: _bindgen_ty_8 = 1;
-pub const HOTSET_PREFILL_MOCE: _bindgen_ty_8 = 2;
-pub const HOTSET_PREFILL_DROP: _bindgen_ty_8 = 4;
+pub const HOTSET_RENORMALISE_AUTO: _bindgen_ty_8 = 0;
+pub const HOTSET_RENORMALISE_ON: _bindgen_ty_8 = 1;
+pub const HOTSET_RENORMALISE_OFF: _bindgen_ty_8 = 2;
 pub type _bindgen_ty_8 = ::core::ffi::c_int;
-pub const HOTSET_LOG_ERROR: _bindgen_ty_9 = 0;
-pub const HOTSET_LOG_WARN: _bindgen_ty_9 = 1;
-pub const HOTSET_LOG_INFO: _bindgen_ty_9 = 2;
+pub const HOTSET_PREFILL_RECORD: _bindgen_ty_9 = 1;
+pub const HOTSET_PREFILL_MOCE: _bindgen_ty_9 = 2;
+pub const HOTSET_PREFILL_DROP: _bindgen_ty_9 = 4;
 pub type _bindgen_ty_9 = ::core::ffi::c_int;
+pub const HOTSET_LOG_ERROR: _bindgen_ty_10 = 0;
+pub const HOTSET_LOG_WARN: _bindgen_ty_10 = 1;
+pub const HOTSET_LOG_INFO: _bindgen_ty_10 = 2;
+pub type _bindgen_ty_10 = ::core::ffi::c_int;
 pub type hotset_log_fn = ::core::option::Option<
     unsafe extern "C" fn(level: i32, text: *const ::core::ffi::c_char, user: *mut ::core::ffi::c_void),
 >;
@@ -87,6 +90,7 @@ pub struct hotset_params {
     pub read_ahead: u32,
     pub backing: i32,
     pub io: i32,
+    pub read_by: i32,
     pub dense: i32,
     pub delta: i32,
     pub lambda: f64,
@@ -120,8 +124,9 @@ const _: () = {
     ["Offset of field: hotset_params::read_ahead"][::core::mem::offset_of!(hotset_params, read_ahead) - 40usize];
     ["Offset of field: hotset_params::backing"][::core::mem::offset_of!(hotset_params, backing) - 44usize];
     ["Offset of field: hotset_params::io"][::core::mem::offset_of!(hotset_params, io) - 48usize];
-    ["Offset of field: hotset_params::dense"][::core::mem::offset_of!(hotset_params, dense) - 52usize];
-    ["Offset of field: hotset_params::delta"][::core::mem::offset_of!(hotset_params, delta) - 56usize];
+    ["Offset of field: hotset_params::read_by"][::core::mem::offset_of!(hotset_params, read_by) - 52usize];
+    ["Offset of field: hotset_params::dense"][::core::mem::offset_of!(hotset_params, dense) - 56usize];
+    ["Offset of field: hotset_params::delta"][::core::mem::offset_of!(hotset_params, delta) - 60usize];
     ["Offset of field: hotset_params::lambda"][::core::mem::offset_of!(hotset_params, lambda) - 64usize];
     ["Offset of field: hotset_params::top_j"][::core::mem::offset_of!(hotset_params, top_j) - 72usize];
     ["Offset of field: hotset_params::renormalise"][::core::mem::offset_of!(hotset_params, renormalise) - 76usize];
@@ -212,6 +217,7 @@ pub struct hotset_shape {
     pub lanes: u32,
     pub backing: i32,
     pub io: i32,
+    pub read_by: i32,
     pub dense: i32,
     pub delta: i32,
     pub renormalise: i32,
@@ -229,6 +235,7 @@ pub struct hotset_shape {
     pub straight_bytes: u64,
     pub bounced_bytes: u64,
     pub io_reason: *const ::core::ffi::c_char,
+    pub read_by_reason: *const ::core::ffi::c_char,
     pub dense_reason: *const ::core::ffi::c_char,
     pub architecture: *const ::core::ffi::c_char,
     pub policy: i32,
@@ -236,7 +243,7 @@ pub struct hotset_shape {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of hotset_shape"][::core::mem::size_of::<hotset_shape>() - 176usize];
+    ["Size of hotset_shape"][::core::mem::size_of::<hotset_shape>() - 192usize];
     ["Alignment of hotset_shape"][::core::mem::align_of::<hotset_shape>() - 8usize];
     ["Offset of field: hotset_shape::struct_size"][::core::mem::offset_of!(hotset_shape, struct_size) - 0usize];
     ["Offset of field: hotset_shape::n_layers"][::core::mem::offset_of!(hotset_shape, n_layers) - 8usize];
@@ -247,28 +254,30 @@ const _: () = {
     ["Offset of field: hotset_shape::lanes"][::core::mem::offset_of!(hotset_shape, lanes) - 28usize];
     ["Offset of field: hotset_shape::backing"][::core::mem::offset_of!(hotset_shape, backing) - 32usize];
     ["Offset of field: hotset_shape::io"][::core::mem::offset_of!(hotset_shape, io) - 36usize];
-    ["Offset of field: hotset_shape::dense"][::core::mem::offset_of!(hotset_shape, dense) - 40usize];
-    ["Offset of field: hotset_shape::delta"][::core::mem::offset_of!(hotset_shape, delta) - 44usize];
-    ["Offset of field: hotset_shape::renormalise"][::core::mem::offset_of!(hotset_shape, renormalise) - 48usize];
-    ["Offset of field: hotset_shape::top_j"][::core::mem::offset_of!(hotset_shape, top_j) - 52usize];
-    ["Offset of field: hotset_shape::lambda"][::core::mem::offset_of!(hotset_shape, lambda) - 56usize];
-    ["Offset of field: hotset_shape::drop"][::core::mem::offset_of!(hotset_shape, drop) - 64usize];
-    ["Offset of field: hotset_shape::prefill"][::core::mem::offset_of!(hotset_shape, prefill) - 72usize];
-    ["Offset of field: hotset_shape::recording"][::core::mem::offset_of!(hotset_shape, recording) - 76usize];
-    ["Offset of field: hotset_shape::expert_bytes"][::core::mem::offset_of!(hotset_shape, expert_bytes) - 80usize];
-    ["Offset of field: hotset_shape::slot_bytes"][::core::mem::offset_of!(hotset_shape, slot_bytes) - 88usize];
-    ["Offset of field: hotset_shape::cache_bytes"][::core::mem::offset_of!(hotset_shape, cache_bytes) - 96usize];
-    ["Offset of field: hotset_shape::staging_bytes"][::core::mem::offset_of!(hotset_shape, staging_bytes) - 104usize];
-    ["Offset of field: hotset_shape::dense_bytes"][::core::mem::offset_of!(hotset_shape, dense_bytes) - 112usize];
+    ["Offset of field: hotset_shape::read_by"][::core::mem::offset_of!(hotset_shape, read_by) - 40usize];
+    ["Offset of field: hotset_shape::dense"][::core::mem::offset_of!(hotset_shape, dense) - 44usize];
+    ["Offset of field: hotset_shape::delta"][::core::mem::offset_of!(hotset_shape, delta) - 48usize];
+    ["Offset of field: hotset_shape::renormalise"][::core::mem::offset_of!(hotset_shape, renormalise) - 52usize];
+    ["Offset of field: hotset_shape::top_j"][::core::mem::offset_of!(hotset_shape, top_j) - 56usize];
+    ["Offset of field: hotset_shape::lambda"][::core::mem::offset_of!(hotset_shape, lambda) - 64usize];
+    ["Offset of field: hotset_shape::drop"][::core::mem::offset_of!(hotset_shape, drop) - 72usize];
+    ["Offset of field: hotset_shape::prefill"][::core::mem::offset_of!(hotset_shape, prefill) - 80usize];
+    ["Offset of field: hotset_shape::recording"][::core::mem::offset_of!(hotset_shape, recording) - 84usize];
+    ["Offset of field: hotset_shape::expert_bytes"][::core::mem::offset_of!(hotset_shape, expert_bytes) - 88usize];
+    ["Offset of field: hotset_shape::slot_bytes"][::core::mem::offset_of!(hotset_shape, slot_bytes) - 96usize];
+    ["Offset of field: hotset_shape::cache_bytes"][::core::mem::offset_of!(hotset_shape, cache_bytes) - 104usize];
+    ["Offset of field: hotset_shape::staging_bytes"][::core::mem::offset_of!(hotset_shape, staging_bytes) - 112usize];
+    ["Offset of field: hotset_shape::dense_bytes"][::core::mem::offset_of!(hotset_shape, dense_bytes) - 120usize];
     ["Offset of field: hotset_shape::dense_locked_bytes"]
-        [::core::mem::offset_of!(hotset_shape, dense_locked_bytes) - 120usize];
-    ["Offset of field: hotset_shape::straight_bytes"][::core::mem::offset_of!(hotset_shape, straight_bytes) - 128usize];
-    ["Offset of field: hotset_shape::bounced_bytes"][::core::mem::offset_of!(hotset_shape, bounced_bytes) - 136usize];
-    ["Offset of field: hotset_shape::io_reason"][::core::mem::offset_of!(hotset_shape, io_reason) - 144usize];
-    ["Offset of field: hotset_shape::dense_reason"][::core::mem::offset_of!(hotset_shape, dense_reason) - 152usize];
-    ["Offset of field: hotset_shape::architecture"][::core::mem::offset_of!(hotset_shape, architecture) - 160usize];
-    ["Offset of field: hotset_shape::policy"][::core::mem::offset_of!(hotset_shape, policy) - 168usize];
-    ["Offset of field: hotset_shape::read_ahead"][::core::mem::offset_of!(hotset_shape, read_ahead) - 172usize];
+        [::core::mem::offset_of!(hotset_shape, dense_locked_bytes) - 128usize];
+    ["Offset of field: hotset_shape::straight_bytes"][::core::mem::offset_of!(hotset_shape, straight_bytes) - 136usize];
+    ["Offset of field: hotset_shape::bounced_bytes"][::core::mem::offset_of!(hotset_shape, bounced_bytes) - 144usize];
+    ["Offset of field: hotset_shape::io_reason"][::core::mem::offset_of!(hotset_shape, io_reason) - 152usize];
+    ["Offset of field: hotset_shape::read_by_reason"][::core::mem::offset_of!(hotset_shape, read_by_reason) - 160usize];
+    ["Offset of field: hotset_shape::dense_reason"][::core::mem::offset_of!(hotset_shape, dense_reason) - 168usize];
+    ["Offset of field: hotset_shape::architecture"][::core::mem::offset_of!(hotset_shape, architecture) - 176usize];
+    ["Offset of field: hotset_shape::policy"][::core::mem::offset_of!(hotset_shape, policy) - 184usize];
+    ["Offset of field: hotset_shape::read_ahead"][::core::mem::offset_of!(hotset_shape, read_ahead) - 188usize];
 };
 impl Default for hotset_shape {
     fn default() -> Self {
@@ -285,16 +294,16 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn hotset_blocks(h: *const hotset, out: *mut u32, n: usize) -> i32;
 }
-pub const HOTSET_GATE: _bindgen_ty_10 = 0;
-pub const HOTSET_UP: _bindgen_ty_10 = 1;
-pub const HOTSET_GATE_UP: _bindgen_ty_10 = 2;
-pub const HOTSET_DOWN: _bindgen_ty_10 = 3;
-pub const HOTSET_ALL: _bindgen_ty_10 = 255;
-pub type _bindgen_ty_10 = ::core::ffi::c_int;
-pub const HOTSET_WEIGHT: _bindgen_ty_11 = 0;
-pub const HOTSET_BIAS: _bindgen_ty_11 = 1;
-pub const HOTSET_SCALE: _bindgen_ty_11 = 2;
+pub const HOTSET_GATE: _bindgen_ty_11 = 0;
+pub const HOTSET_UP: _bindgen_ty_11 = 1;
+pub const HOTSET_GATE_UP: _bindgen_ty_11 = 2;
+pub const HOTSET_DOWN: _bindgen_ty_11 = 3;
+pub const HOTSET_ALL: _bindgen_ty_11 = 255;
 pub type _bindgen_ty_11 = ::core::ffi::c_int;
+pub const HOTSET_WEIGHT: _bindgen_ty_12 = 0;
+pub const HOTSET_BIAS: _bindgen_ty_12 = 1;
+pub const HOTSET_SCALE: _bindgen_ty_12 = 2;
+pub type _bindgen_ty_12 = ::core::ffi::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct hotset_bank {
@@ -336,17 +345,17 @@ impl Default for hotset_bank {
 unsafe extern "C" {
     pub fn hotset_banks(h: *mut hotset, layer: u32, out: *mut hotset_bank, n: usize) -> i32;
 }
-pub const HOTSET_DECODE: _bindgen_ty_12 = 0;
-pub const HOTSET_PREFILL: _bindgen_ty_12 = 1;
-pub type _bindgen_ty_12 = ::core::ffi::c_int;
-pub const HOTSET_SCORES_LOGITS: _bindgen_ty_13 = 0;
-pub const HOTSET_SCORES_SOFTMAX: _bindgen_ty_13 = 1;
-pub const HOTSET_SCORES_LINEAR: _bindgen_ty_13 = 2;
+pub const HOTSET_DECODE: _bindgen_ty_13 = 0;
+pub const HOTSET_PREFILL: _bindgen_ty_13 = 1;
 pub type _bindgen_ty_13 = ::core::ffi::c_int;
-pub const HOTSET_BATCH_ROUTED: _bindgen_ty_14 = 1;
-pub const HOTSET_BATCH_NORMALISED: _bindgen_ty_14 = 2;
-pub const HOTSET_BATCH_TAIL: _bindgen_ty_14 = 4;
+pub const HOTSET_SCORES_LOGITS: _bindgen_ty_14 = 0;
+pub const HOTSET_SCORES_SOFTMAX: _bindgen_ty_14 = 1;
+pub const HOTSET_SCORES_LINEAR: _bindgen_ty_14 = 2;
 pub type _bindgen_ty_14 = ::core::ffi::c_int;
+pub const HOTSET_BATCH_ROUTED: _bindgen_ty_15 = 1;
+pub const HOTSET_BATCH_NORMALISED: _bindgen_ty_15 = 2;
+pub const HOTSET_BATCH_TAIL: _bindgen_ty_15 = 4;
+pub type _bindgen_ty_15 = ::core::ffi::c_int;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct hotset_batch {

@@ -22,6 +22,7 @@ pub struct Handle {
     /// By layer, the names of its tensors.
     pub tensor_names: Vec<Vec<CString>>,
     pub io_reason: CString,
+    pub read_by_reason: CString,
     pub dense_reason: CString,
     pub architecture: CString,
     pub log: Log,
@@ -37,6 +38,7 @@ impl Handle {
             tensor_names: experts.layers.iter().map(names).collect(),
             experts,
             io_reason: c_string(reason(&hook.store().io_mode().reason)),
+            read_by_reason: c_string(reason(&hook.store().io_mode().by_reason)),
             dense_reason: c_string(reason(&hook.dense().report().reason)),
             architecture: c_string(hook.model().architecture().unwrap_or_default()),
             log,

@@ -10,7 +10,7 @@ use super::{params, status};
 use crate::error::{Error, Result, err};
 use crate::hook::{Hook, Plan, plan};
 use crate::model::{Model, Part, Projection};
-use crate::store::{Backing, Dense, IoMode};
+use crate::store::{Backing, Dense, IoMode, ReadBy};
 
 /// The path and the parameters, and a failure's detail to where they say.
 ///
@@ -129,6 +129,10 @@ pub unsafe extern "C" fn hotset_shape(h: *const c::hotset, out: *mut c::hotset_s
                 lanes: if slots { live.lanes } else { 0 },
                 backing: if slots { c::HOTSET_BACKING_SLOTS } else { c::HOTSET_BACKING_PAGE_CACHE },
                 io: if io.in_effect == IoMode::Direct { c::HOTSET_IO_DIRECT } else { c::HOTSET_IO_BUFFERED },
+                read_by: match io.by {
+                    ReadBy::Ring => c::HOTSET_READ_BY_RING,
+                    ReadBy::Threads => c::HOTSET_READ_BY_THREADS,
+                },
                 dense: match dense.policy {
                     Dense::Lock => c::HOTSET_DENSE_LOCK,
                     Dense::Warm => c::HOTSET_DENSE_WARM,
@@ -152,6 +156,7 @@ pub unsafe extern "C" fn hotset_shape(h: *const c::hotset, out: *mut c::hotset_s
                 straight_bytes: io.straight_bytes,
                 bounced_bytes: io.bounced_bytes,
                 io_reason: handle.io_reason.as_ptr(),
+                read_by_reason: handle.read_by_reason.as_ptr(),
                 dense_reason: handle.dense_reason.as_ptr(),
                 architecture: handle.architecture.as_ptr(),
                 policy: params::policy_value(config.policy),

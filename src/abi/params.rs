@@ -12,7 +12,7 @@ use crate::cache::Policy;
 use crate::error::{Result, err};
 use crate::hook::{Config, Prefill};
 use crate::route::{Delta, Drop, Moce, Renormalise};
-use crate::store::{Backing, CHUNK_BYTES, Dense, IoMode};
+use crate::store::{Backing, CHUNK_BYTES, Dense, IoMode, ReadBy};
 
 const _: () = assert!(CHUNK_BYTES == c::HOTSET_CHUNK_BYTES as u64);
 
@@ -133,6 +133,11 @@ pub unsafe fn config(p: &c::hotset_params) -> Result<Config> {
             c::HOTSET_IO_BUFFERED => IoMode::Buffered,
             v => return Err(err!(Argument, "io {v} is none of HOTSET_IO_*")),
         },
+        read_by: match p.read_by {
+            c::HOTSET_READ_BY_RING => ReadBy::Ring,
+            c::HOTSET_READ_BY_THREADS => ReadBy::Threads,
+            v => return Err(err!(Argument, "read_by {v} is none of HOTSET_READ_BY_*")),
+        },
         chunk_bytes: p.chunk_bytes,
         // SAFETY: as the caller promises.
         pack: unsafe { path(p.pack) },
@@ -238,6 +243,9 @@ unsafe fn from_env(p: &mut c::hotset_params) -> Result<()> {
     p.backing = choice("HOTSET_BACKING", &words)?.unwrap_or(p.backing);
     p.io =
         choice("HOTSET_IO", &[("direct", c::HOTSET_IO_DIRECT), ("buffered", c::HOTSET_IO_BUFFERED)])?.unwrap_or(p.io);
+    let words = [(ReadBy::Ring, c::HOTSET_READ_BY_RING), (ReadBy::Threads, c::HOTSET_READ_BY_THREADS)]
+        .map(|(by, v)| (by.name(), v));
+    p.read_by = choice("HOTSET_READ_BY", &words)?.unwrap_or(p.read_by);
     let words = [("lock", c::HOTSET_DENSE_LOCK), ("warm", c::HOTSET_DENSE_WARM), ("leave", c::HOTSET_DENSE_LEAVE)];
     p.dense = choice("HOTSET_DENSE", &words)?.unwrap_or(p.dense);
     let words = [

@@ -2,7 +2,7 @@
 
 use super::{Drive, Measured, Way};
 use crate::error::{Result, err};
-use crate::store::{IoMode, IoReport, ReadBy};
+use crate::store::{IoMode, IoReport, LANES, ReadBy};
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +104,7 @@ impl Plan {
 fn lanes(rates: &[Rate], mode: IoMode) -> usize {
     let of_mode = || rates.iter().filter(|r| r.way.io == mode);
     let best = of_mode().map(|r| r.measured.gb_per_s()).fold(0.0, f64::max);
-    of_mode().filter(|r| r.measured.gb_per_s() >= AS_GOOD * best).map(|r| r.way.lanes).min().unwrap_or(4)
+    of_mode().filter(|r| r.measured.gb_per_s() >= AS_GOOD * best).map(|r| r.way.lanes).min().unwrap_or(LANES)
 }
 
 impl Sweep {

@@ -9,7 +9,9 @@ use crate::cache::{Policy, check_experts};
 use crate::error::{Result, err};
 use crate::model::{Model, Pack};
 use crate::route::{Drop, Moce};
-use crate::store::{Backing, CHUNK_BYTES, Dense, IoMode, StoreConfig, memory_bytes, page_bytes, plan_slot_bytes};
+use crate::store::{
+    Backing, CHUNK_BYTES, Dense, IoMode, LANES, ReadBy, StoreConfig, memory_bytes, page_bytes, plan_slot_bytes,
+};
 
 /// Which of hotset's services prefill passes take part in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,11 +31,13 @@ pub struct Config {
     pub k: u32,
     /// Candidates per token and layer.
     pub top_m: u32,
+    /// Reads in flight.
     pub lanes: usize,
     /// Slots per layer to read ahead into, beside the cache's.
     pub read_ahead: u32,
     pub backing: Backing,
     pub io: IoMode,
+    pub read_by: ReadBy,
     /// The longest read that an expert is cut into; 0: nothing is cut.
     pub chunk_bytes: u64,
     /// The model's experts in packed form, to be read instead of its own files.
@@ -61,10 +65,11 @@ impl Default for Config {
             slots: 0,
             k: 0,
             top_m: 64,
-            lanes: 4,
+            lanes: LANES,
             read_ahead: 0,
             backing: Backing::Slots,
             io: IoMode::Direct,
+            read_by: ReadBy::Ring,
             chunk_bytes: CHUNK_BYTES,
             pack: None,
             dense: Dense::Lock,
@@ -239,6 +244,7 @@ pub fn store_config(config: &Config, pack: Option<Pack>, reserved: u32) -> Store
         slots: reserved,
         lanes: config.lanes,
         io: config.io,
+        read_by: config.read_by,
         chunk_bytes: config.chunk_bytes,
         pack,
         timeout: config.wait,

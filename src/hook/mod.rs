@@ -221,9 +221,12 @@ impl Hook {
         };
         let from = self.config.pack.as_ref().map_or_else(String::new, |p| format!(" from {}", p.display()));
         format!(
-            "backing {backing}; io {mode}{from}{}{}; lambda {} J {} {:?}; drop {} renormalise {:?}; dense {:?}, {} of {} bytes locked{}{}; {}",
+            "backing {backing}; io {mode}{from}{}{}, by {}{}{}; lambda {} J {} {:?}; drop {} renormalise {:?}; dense {:?}, {} of {} bytes locked{}{}; {}",
             if io.reason.is_empty() { "" } else { ": " },
             io.reason,
+            io.by.name(),
+            if io.by_reason.is_empty() { "" } else { ": " },
+            io.by_reason,
             self.live.moce.lambda,
             self.live.moce.top_j,
             self.live.moce.delta,

@@ -19,6 +19,9 @@ pub enum Backing {
 
 /// The longest read that an expert is cut into by default: six reads of an expert of the target, for drives that need four in flight. See bench/README.md.
 pub const CHUNK_BYTES: u64 = 256 << 10; // HOTSET_CHUNK_BYTES in hotset.h
+/// Reads in flight by default: more than the four that fast drives need, since a miss alone is cut into six, and a read more costs an
+/// io_uring nothing.
+pub const LANES: usize = 8;
 /// Of I/O threads, or of reads in flight by an io_uring.
 pub(super) const MAX_LANES: usize = 64;
 /// Shorter reads cost more in calls than they bring.
@@ -52,7 +55,7 @@ impl Default for StoreConfig {
         StoreConfig {
             backing: Backing::Slots,
             slots: 0,
-            lanes: 4,
+            lanes: LANES,
             io: IoMode::Direct,
             read_by: ReadBy::Ring,
             chunk_bytes: CHUNK_BYTES,

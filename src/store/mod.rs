@@ -34,7 +34,7 @@ use memmap2::Mmap;
 use parking_lot::Mutex;
 
 pub use arena::{Bank, SLICE_ALIGN, plan_slot_bytes};
-pub use config::{Backing, CHUNK_BYTES, StoreConfig};
+pub use config::{Backing, CHUNK_BYTES, LANES, StoreConfig};
 pub use dense::{Dense, DenseHold, DenseReport};
 pub use source::{IoMode, IoReport, ReadAt, ReadBy, Stamp};
 pub use sys::machine::{Machine, MachineState};

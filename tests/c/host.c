@@ -193,7 +193,7 @@ static void check_environment(void) {
     const char * const bad[][2] = { { "HOTSET_SLOTS", "many" },  { "HOTSET_SLOTS", "-1" },   { "HOTSET_CACHE_BYTES", "7Q" }, { "HOTSET_LAMBDA", "nan" },
                                     { "HOTSET_DROP", "-0.5" },   { "HOTSET_IO", "quick" },   { "HOTSET_DELTA", "full" },     { "HOTSET_PREFILL", "record,all" },
                                     { "HOTSET_DENSE", "melt" },  { "HOTSET_LANES", "65" },   { "HOTSET_POLICY", "belady_min" },
-                                    { "HOTSET_CHUNK", "0.5M" } };
+                                    { "HOTSET_CHUNK", "0.5M" },  { "HOTSET_READ_BY", "hand" } };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const char * good = strcmp(bad[i][0], "HOTSET_SLOTS") == 0 ? "18" : "";
         setenv(bad[i][0], bad[i][1], 1);
@@ -207,7 +207,7 @@ static void check_environment(void) {
     }
     const char * const all[] = { "HOTSET_SLOTS", "HOTSET_CACHE_BYTES", "HOTSET_LAMBDA", "HOTSET_BACKING", "HOTSET_PREFILL", "HOTSET_LANES", "HOTSET_DROP",
                                  "HOTSET_IO",    "HOTSET_DELTA",       "HOTSET_DENSE",  "HOTSET_POLICY", "HOTSET_SCHEDULE",
-                                 "HOTSET_CHUNK", "HOTSET_PACK" };
+                                 "HOTSET_CHUNK", "HOTSET_PACK",        "HOTSET_READ_BY" };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) unsetenv(all[i]);
     CHECK(hotset_params_from_env(NULL), HOTSET_E_ARGUMENT);
     p.struct_size = 0;
@@ -503,7 +503,7 @@ static void check_session(const struct hotset_plan * plan) {
     CHECK(shape.n_layers, plan->n_layers);
     CHECK(shape.n_experts, plan->n_experts);
     CHECK(shape.recording, 1);
-    CHECK_TRUE(shape.lanes > 0 && shape.io_reason != NULL && shape.dense_reason != NULL && shape.architecture != NULL);
+    CHECK_TRUE(shape.lanes > 0 && shape.io_reason != NULL && shape.read_by_reason != NULL && shape.dense_reason != NULL && shape.architecture != NULL);
     CHECK(shape.cache_bytes, shape.slots * shape.slot_bytes);
     CHECK(hotset_blocks(h, blocks, MAX_LAYERS), shape.n_layers);
     if (shape.n_layers > MAX_LAYERS || shape.n_experts > MAX_EXPERTS || shape.k > MAX_K) {
@@ -744,7 +744,7 @@ static void check_schedule(void) {
         struct hotset_shape now   = { .struct_size = sizeof now };
         CHECK(hotset_shape(h, &now), HOTSET_OK); /* of the pass to come */
         CHECK_TRUE(now.lambda == (block == 0 ? 0.25 : 0));
-        CHECK(now.lanes, block == 0 ? 6 : 4);
+        CHECK(now.lanes, block == 0 ? 6 : p.lanes);
         CHECK(now.slots, block == 2 ? k : k + 2);
         for (uint32_t l = 0; l < shape.n_layers; l++) {
             struct hotset_batch   b = batch_of(blocks[l], 1);

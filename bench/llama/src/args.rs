@@ -37,7 +37,7 @@ pub struct Load {
 pub struct HookArgs {
     /// The engine alone: mapped file, no callback, none of the flags below
     #[arg(long, conflicts_with_all = ["slots", "cache_bytes", "policy", "lambda", "top_j", "delta", "drop", "renormalise", "trace", "metrics",
-        "schedule", "lanes", "read_ahead", "pack", "chunk_bytes", "io", "backing", "dense", "prefill", "top_m", "wait", "fork", "poison"])]
+        "schedule", "lanes", "read_ahead", "pack", "chunk_bytes", "io", "read_by", "backing", "dense", "prefill", "top_m", "wait", "fork", "poison"])]
     pub no_hook: bool,
     /// Slots per layer
     #[arg(long)]
@@ -72,7 +72,7 @@ pub struct HookArgs {
     /// Run this experiment: a plan file, as `hotset ab plan` writes it
     #[arg(long, value_name = "PLAN")]
     pub schedule: Option<PathBuf>,
-    /// I/O threads
+    /// Reads in flight
     #[arg(long)]
     pub lanes: Option<u32>,
     /// Slots per layer to read ahead into, beside the cache's: the next layer's experts are guessed with its router
@@ -87,6 +87,9 @@ pub struct HookArgs {
     /// How experts are read
     #[arg(long)]
     pub io: Option<Io>,
+    /// Who makes the reads: one thread with an io_uring, where the system permits it, or a thread a lane
+    #[arg(long)]
+    pub read_by: Option<ReadBy>,
     /// Where experts are kept
     #[arg(long)]
     pub backing: Option<Backing>,
@@ -148,6 +151,10 @@ choice!(Renormalise {
 choice!(Io {
     Direct = "direct" => ffi::HOTSET_IO_DIRECT,
     Buffered = "buffered" => ffi::HOTSET_IO_BUFFERED,
+});
+choice!(ReadBy {
+    Ring = "io_uring" => ffi::HOTSET_READ_BY_RING,
+    Threads = "threads" => ffi::HOTSET_READ_BY_THREADS,
 });
 choice!(Backing {
     Slots = "slots" => ffi::HOTSET_BACKING_SLOTS,

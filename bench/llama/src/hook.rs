@@ -245,6 +245,7 @@ fn lay_over(params: &mut ffi::hotset_params, args: &HookArgs) {
     put(&mut params.read_ahead, args.read_ahead);
     put(&mut params.chunk_bytes, args.chunk_bytes);
     put(&mut params.io, args.io.map(|io| io.number()));
+    put(&mut params.read_by, args.read_by.map(|by| by.number()));
     put(&mut params.backing, args.backing.map(|b| b.number()));
     put(&mut params.dense, args.dense.map(|d| d.number()));
     put(&mut params.top_m, args.top_m);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-use crate::args::{Backing, Delta, Dense, HookArgs, Io, Load, Policy, Prefill, Renormalise, Wait};
+use crate::args::{Backing, Delta, Dense, HookArgs, Io, Load, Policy, Prefill, ReadBy, Renormalise, Wait};
 use crate::engine::Engine;
 use crate::ffi;
 use crate::fnv::Fnv;
@@ -52,6 +52,7 @@ pub struct Outcome {
     stats: ffi::hotset_stats,
     shape: ffi::hotset_shape,
     io_reason: String,
+    read_by_reason: String,
     dense_reason: String,
     stops: u64,
     hits_per_layer: Vec<u64>,
@@ -76,9 +77,19 @@ impl Outcome {
             misses_per_layer.push(misses);
         }
         // SAFETY: owned by the handle, which is open.
-        let (io_reason, dense_reason) = unsafe { (text(shape.io_reason), text(shape.dense_reason)) };
+        let [io_reason, read_by_reason, dense_reason] =
+            unsafe { [shape.io_reason, shape.read_by_reason, shape.dense_reason].map(|s| text(s)) };
         let stats = hook.stats()?;
-        Ok(Outcome { stats, shape, io_reason, dense_reason, stops: hook.stops(), hits_per_layer, misses_per_layer })
+        Ok(Outcome {
+            stats,
+            shape,
+            io_reason,
+            read_by_reason,
+            dense_reason,
+            stops: hook.stops(),
+            hits_per_layer,
+            misses_per_layer,
+        })
     }
 
     fn hit_rate(&self) -> f64 {
@@ -116,13 +127,15 @@ impl Outcome {
             );
         }
         eprintln!(
-            "modes:   backing {}, {} slots of {} per layer by {}, io {}{}, dense {}{}, lambda {} of {}, F {}",
+            "modes:   backing {}, {} slots of {} per layer by {}, io {}{} by {}{}, dense {}{}, lambda {} of {}, F {}",
             Backing::text_of(shape.backing),
             shape.slots,
             shape.n_experts,
             Policy::text_of(shape.policy),
             Io::text_of(shape.io),
             bracketed(&self.io_reason),
+            ReadBy::text_of(shape.read_by),
+            bracketed(&self.read_by_reason),
             Dense::text_of(shape.dense),
             bracketed(&self.dense_reason),
             shape.lambda,
@@ -169,6 +182,8 @@ impl Outcome {
         put("backing", json!(Backing::text_of(self.shape.backing)));
         put("io_mode", json!(Io::text_of(self.shape.io)));
         put("io_reason", json!(self.io_reason));
+        put("read_by", json!(ReadBy::text_of(self.shape.read_by)));
+        put("read_by_reason", json!(self.read_by_reason));
         put("slots", json!(self.shape.slots));
         put("slot_bytes", json!(self.shape.slot_bytes));
         put("dense_reason", json!(self.dense_reason));
@@ -237,6 +252,8 @@ pub fn add_json(to: &mut Map<String, Value>, load: &Load, args: &HookArgs, engin
         to.insert("backing".into(), json!("none"));
         to.insert("io_mode".into(), json!("mmap"));
         to.insert("io_reason".into(), json!("the engine alone"));
+        to.insert("read_by".into(), json!("mmap"));
+        to.insert("read_by_reason".into(), json!("the engine alone"));
     }
     to.insert("load_ms".into(), json!(engine.load_time.as_secs_f64() * 1e3));
     to.insert("settings".into(), Value::Object(settings));
