@@ -11,7 +11,7 @@ use hotset::drive::fio::{self, Fio};
 use hotset::drive::{Drive, Way};
 use hotset::model::tiny::{self, TinyParams};
 use hotset::model::{Model, Pack, pack_write};
-use hotset::store::{IoMode, ReadBy};
+use hotset::store::{IoMode, LANES, ReadBy};
 
 struct Args {
     model: Option<PathBuf>,
@@ -68,13 +68,24 @@ fn arm(name: &str, drive: &Drive, files: Vec<PathBuf>, block_bytes: u64, args: &
             from_drive.min(1.0) * 100.0
         );
     }
-    for chunk_bytes in [0, 256 << 10, 128 << 10] {
-        let way = Way { lanes: 4, chunk_bytes, io: IoMode::Direct, by: ReadBy::Ring };
-        for n in [1, 2] {
-            let mut times: Vec<f64> = (0..args.rounds)
-                .map(|seed| drive_misses(&Drive { seed, ..*drive }, way, n, args.seconds / 4.0))
-                .collect();
-            println!("{name}, {n} misses alone, 4 lanes, chunks of {chunk_bytes}: {:.3} ms", median(&mut times) * 1e3);
+    // misses alone: sizes of read and who reads, in turns
+    let ways: Vec<Way> = [ReadBy::Ring, ReadBy::Threads]
+        .into_iter()
+        .flat_map(|by| {
+            [0, 256 << 10, 128 << 10].map(|chunk_bytes| Way { lanes: LANES, chunk_bytes, io: IoMode::Direct, by })
+        })
+        .collect();
+    for n in [1, 2] {
+        let mut times = vec![Vec::new(); ways.len()];
+        for round in 0..args.rounds as usize {
+            for i in (0..ways.len()).map(|i| (i + round) % ways.len()) {
+                let drive = Drive { seed: round as u64, ..*drive };
+                times[i].push(drive_misses(&drive, ways[i], n, args.seconds / 4.0));
+            }
+        }
+        for (way, times) in ways.iter().zip(&mut times) {
+            let (by, chunk, ms) = (way.by.name(), way.chunk_bytes, median(times) * 1e3);
+            println!("{name}, {n} misses alone, {LANES} in flight, by {by}, chunks of {chunk}: {ms:.3} ms");
         }
     }
 }

@@ -42,7 +42,7 @@ pub struct StoreConfig {
     pub chunk_bytes: u64,
     /// The model's experts in packed form, to be read instead of its own files.
     pub pack: Option<Pack>,
-    /// Bounce buffer of each lane, and one more; rounded up to a multiple of 64 KiB, at most 1 GiB.
+    /// Bounce buffer of each lane, and one more; rounded up to a multiple of 64 KiB, no larger than a chunk needs, at most 1 GiB.
     pub bounce_bytes: usize,
     /// Jobs (reads) that may wait for a lane, 1 to 1 Mi. When it is full, `fetch` reads for itself.
     pub queue: usize,
@@ -77,7 +77,11 @@ impl StoreConfig {
     }
 
     pub(super) fn bounce_size(&self) -> usize {
-        self.bounce_bytes.clamp(1, 1 << 30).next_multiple_of(Bounce::MIN_BYTES)
+        // no read of a chunk, with the blocks at its ends, fills more
+        let chunk =
+            if self.chunk_bytes == 0 { u64::MAX } else { self.chunk_bytes.saturating_add(Bounce::MIN_BYTES as u64) };
+        let most = usize::try_from(chunk).unwrap_or(usize::MAX).min(1 << 30);
+        self.bounce_bytes.clamp(1, most).next_multiple_of(Bounce::MIN_BYTES)
     }
 
     pub(super) fn check(&self) -> Result<()> {

@@ -1,8 +1,8 @@
 //! Bytes: the room that moves experts from the SSD into slots and says when they are there.
 //!
 //! ```text
-//! fetch(layer, expert, slot) ── claims the slot (slots) ── a job a piece (pieces) ─> lanes ── reader ─> arena
-//! wait(layer, slot, slice)   <── state and wake-up (slots) <── end of each read ──┘
+//! fetch(layer, expert, slot) ── claims the slot (slots) ── a job a piece (pieces) ─> lanes (or ring) ── reader ─> arena
+//! wait(layer, slot, slice)   <── state and wake-up (slots) <── end of each read ─────────┘
 //! bank(layer, slice)         ── where an engine finds the slices (arena)
 //! ```
 //!

@@ -19,7 +19,7 @@ fn logits_through_slots_are_the_resident_ones() {
         assert_eq!(resident["finite"], true);
         assert!(resident["hits"].is_null());
         for slots in ["6", "24", "64"] {
-            for io in ["direct", "buffered"] {
+            for io in ["direct", "direct --read-by threads", "buffered"] {
                 let flags = format!("--slots {slots} --io {io} --poison {way}");
                 let run = decode(&flags);
                 assert_eq!(run["logits_fnv"], resident["logits_fnv"], "{flags}");

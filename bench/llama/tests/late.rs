@@ -68,8 +68,16 @@ fn every_way_of_a_miss_gives_the_same_logits() {
     pack_write::pack(&Model::open(&model()).unwrap(), &pack, &mut |_| ()).unwrap();
     let plain = decode("--slots 12");
     let pack = format!("--pack {}", pack.display());
-    let ways =
-        [&pack, "--read-ahead 5", "--chunk-bytes 64K", "--chunk-bytes 0", "--lanes 1", "--io buffered", "--wait layer"];
+    let ways = [
+        &pack,
+        "--read-ahead 5",
+        "--chunk-bytes 64K",
+        "--chunk-bytes 0",
+        "--lanes 1",
+        "--io buffered",
+        "--wait layer",
+        "--read-by threads",
+    ];
     for chosen in 1u32..1 << ways.len() {
         // Alone, all but one, and all; two that say opposite things do not go together.
         let n = chosen.count_ones() as usize;
