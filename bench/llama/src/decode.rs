@@ -87,6 +87,8 @@ struct Run<'a> {
     prompt_time: Duration,
     /// Of each of them: decoding it, and choosing the one after it.
     times: Vec<Duration>,
+    /// Of hotset's waits for reads: what had been waited when the first measured token began.
+    waited_before: Duration,
 }
 
 impl<'a> Run<'a> {
@@ -100,6 +102,7 @@ impl<'a> Run<'a> {
             fed: 0,
             prompt_time: Duration::ZERO,
             times: Vec::with_capacity(args.n),
+            waited_before: Duration::ZERO,
         }
     }
 
@@ -121,6 +124,9 @@ impl<'a> Run<'a> {
             self.take(engine, next)?;
             if self.generated.len() == self.args.n {
                 break;
+            }
+            if let (true, Some(hook)) = (self.times.len() == self.args.warmup, &engine.hook) {
+                self.waited_before = Duration::from_nanos(hook.stats()?.wait_ns);
             }
             let start = Instant::now();
             engine.decode(&[next], Logits::Last, false)?;
@@ -150,6 +156,13 @@ impl<'a> Run<'a> {
         measured.sort_unstable();
         let median = measured.get(measured.len() / 2).map_or(0.0, |t| t.as_secs_f64() * 1e3);
         (per_second(measured.len(), total), median)
+    }
+
+    /// Of the measured tokens: ms waited for reads, a token.
+    fn waited_ms(&self, outcome: Option<&Outcome>) -> f64 {
+        let measured = self.times.len().saturating_sub(self.args.warmup);
+        let waited = outcome.map_or(0, |o| o.wait_ns()) as f64 - self.waited_before.as_nanos() as f64;
+        if measured == 0 { 0.0 } else { waited / 1e6 / measured as f64 }
     }
 
     fn take(&mut self, engine: &Engine, token: Token) -> Result<()> {
@@ -192,6 +205,7 @@ impl<'a> Run<'a> {
         let (tok_s, median_ms) = self.speed();
         put("tok_s", json!(tok_s));
         put("token_ms_p50", json!(median_ms));
+        put("token_wait_ms", json!(self.waited_ms(outcome)));
         put("prompt_tok_s", json!(per_second(n_prompt, self.prompt_time)));
         put("logits_fnv", json!(self.digest.hex()));
         put("finite", json!(self.digest.finite));

@@ -60,6 +60,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Waited for reads, in all passes.
+    pub fn wait_ns(&self) -> u64 {
+        self.stats.wait_ns
+    }
+
     /// None without hotset. Whatever is recorded is in the files afterwards.
     pub fn of(engine: &Engine) -> Result<Option<Outcome>> {
         engine.hook.as_ref().map(Outcome::of_hook).transpose()
