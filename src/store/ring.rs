@@ -9,13 +9,14 @@
 //! What a read may come to is the transfer's business, here as in a thread; only who makes the call differs. On two cores a miss comes
 //! sooner than by threads, since nobody is woken for each of its reads: bench/README.md.
 
-use super::config::MAX_LANES;
+use std::io;
+
 use super::lanes::{Intake, Job, Now};
 use super::reader::{Bounce, Transfer};
 use super::shared::{Shared, caught};
 use super::source::{IoMode, ReadBy, SourceFile};
 use super::sys::uring::Uring;
-use crate::error::err;
+use crate::error::{Result, err};
 
 /// The io_uring by which these files are read, or why they are read by threads.
 pub(super) fn open(wanted: ReadBy, files: &[SourceFile], places: usize) -> Result<Uring, String> {
@@ -37,7 +38,8 @@ pub(super) fn serve(shared: &Shared, uring: Uring, bounces: Vec<Bounce>, intake:
     let bell = uring.bell();
     let places: Vec<Place> = bounces.into_iter().map(|bounce| Place { bounce, now: None }).collect();
     let free = (0..places.len()).rev().collect();
-    let mut ring = Ring { shared, uring, places, free, n_ahead: 0 };
+    let ends = Vec::with_capacity(places.len());
+    let mut ring = Ring { shared, uring, places, free, n_ahead: 0, ends };
     loop {
         match ring.fill(intake) {
             Filled::Ended if ring.busy() == 0 => return,
@@ -57,11 +59,14 @@ pub(super) fn serve(shared: &Shared, uring: Uring, bounces: Vec<Bounce>, intake:
 
 struct Ring<'a> {
     shared: &'a Shared,
+    /// Before `places`: it is dropped first, when the system is done with their buffers.
     uring: Uring,
     places: Vec<Place<'a>>,
     free: Vec<usize>,
     /// Of those under way, the ones that nobody waits for.
     n_ahead: usize,
+    /// Of one `wait`: places, and what their calls came to. Empty between.
+    ends: Vec<(usize, io::Result<usize>)>,
 }
 
 /// Where one read may be under way.
@@ -124,40 +129,44 @@ impl Ring<'_> {
     /// Hands the next call of a place's transfer to the system.
     fn call(&mut self, place: usize) {
         let Place { bounce, now: Some(now) } = &mut self.places[place] else { return };
-        let Some(file) = now.transfer.file().source.file() else { return };
+        let from = now.transfer.file();
+        let Some(file) = from.source.file() else {
+            let e = err!(Internal, "{}: its source has no file any more", from.path.display());
+            return self.end(place, Err(e));
+        };
         let mut call = now.transfer.call(bounce, &self.shared.counters);
         now.offset = call.offset;
         // SAFETY: the buffers are the place's own bounce buffer and the part of a slot that its job has claimed. Nobody touches either
-        // before `wait` names the place: the transfer and the bounce buffer stay in `places`, which `serve` keeps until no read is
-        // under way. `open` has seen that every file is there, and `shared` keeps them open.
+        // before `wait` names the place: transfer and bounce buffer stay in `places`, which is dropped after `uring`, and that only
+        // when no read is under way. `shared` keeps the files open.
         unsafe { self.uring.read(place, file, now.offset, call.bufs()) };
     }
 
     /// Sleeps until reads have ended or the bell rings, and takes what has ended further.
     fn wait(&mut self) {
-        let mut again = [usize::MAX; MAX_LANES];
-        let mut n = 0;
-        let Ring { shared, uring, places, free, n_ahead } = self;
-        uring.wait(|place, outcome| {
-            let Place { bounce, now: Some(now) } = &mut places[place] else { return };
-            let UnderWay { job, ahead, transfer, offset } = now;
-            let source = &transfer.file().source;
-            // a panic (in a wrapped source) is a failure of this read, not the end of the thread
-            let came = caught(|| Ok(transfer.came(source.completed(*offset, outcome), bounce, &shared.counters)));
-            let ended = match came {
-                Ok(None) => {
-                    again[n] = place;
-                    n += 1;
-                    return;
-                }
-                Ok(Some(ended)) => ended,
-                Err(e) => Err(e),
-            };
-            *n_ahead -= usize::from(*ahead);
-            shared.finish(*job, ended);
-            places[place].now = None;
-            free.push(place);
-        });
-        again[..n].iter().for_each(|&place| self.call(place));
+        let mut ends = std::mem::take(&mut self.ends);
+        self.uring.wait(|place, outcome| ends.push((place, outcome)));
+        ends.drain(..).for_each(|(place, outcome)| self.came(place, outcome));
+        self.ends = ends;
+    }
+
+    /// What a place's call came to.
+    fn came(&mut self, place: usize, outcome: io::Result<usize>) {
+        let Place { bounce, now: Some(now) } = &mut self.places[place] else { return };
+        let (source, counters) = (&now.transfer.file().source, &self.shared.counters);
+        // a panic (in a wrapped source) is a failure of this read, not the end of the thread
+        match caught(|| Ok(now.transfer.came(source.completed(now.offset, outcome), bounce, counters))) {
+            Ok(None) => self.call(place),
+            Ok(Some(ended)) => self.end(place, ended),
+            Err(e) => self.end(place, Err(e)),
+        }
+    }
+
+    /// Ends a place's job. No call of it is under way.
+    fn end(&mut self, place: usize, outcome: Result<()>) {
+        let Some(now) = self.places[place].now.take() else { return };
+        self.free.push(place);
+        self.n_ahead -= usize::from(now.ahead);
+        self.shared.finish(now.job, outcome);
     }
 }

@@ -73,6 +73,8 @@ mod platform {
         bell: Bell,
         /// The bell's own request is with the system.
         armed: bool,
+        /// Reads with the system, or queued for it.
+        under_way: usize,
         /// By place: the system reads them when a call is handed over.
         iovecs: Vec<[libc::iovec; 3]>,
     }
@@ -88,7 +90,7 @@ mod platform {
             // systems before 5.19 do not know the flag, which saves interrupts: nobody looks for ends but in `wait`
             let ring = IoUring::builder().setup_coop_taskrun().build(entries).or_else(|_| IoUring::new(entries))?;
             let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-            Ok(Uring { ring, bell: Bell::new()?, armed: false, iovecs: vec![[none; 3]; places] })
+            Ok(Uring { ring, bell: Bell::new()?, armed: false, under_way: 0, iovecs: vec![[none; 3]; places] })
         }
 
         pub fn bell(&self) -> Bell {
@@ -108,6 +110,7 @@ mod platform {
             let n = bufs.len().min(iovecs.len()) as u32;
             let read = opcode::Readv::new(Fd(file.as_raw_fd()), iovecs.as_ptr(), n).offset(offset).build();
             self.push(read.user_data(place as u64));
+            self.under_way += 1;
         }
 
         /// Hands over what is queued, waits until something has ended or the bell rings, and names what has: place, and bytes read.
@@ -128,6 +131,7 @@ mod platform {
                         let _ = (&self.bell.0.event).read(&mut [0; 8]);
                     }
                     place => {
+                        self.under_way -= 1;
                         let n = end.result();
                         let outcome = usize::try_from(n).map_err(|_| io::Error::from_raw_os_error(n.wrapping_neg()));
                         ended(place as usize, outcome);
@@ -141,6 +145,15 @@ mod platform {
             // room: an entry a place and one for the bell, each of which is pushed again only after its end.
             let pushed = unsafe { self.ring.submission().push(&entry) };
             debug_assert!(pushed.is_ok());
+        }
+    }
+
+    /// Waits for what is under way: whoever made the buffers may free them then.
+    impl Drop for Uring {
+        fn drop(&mut self) {
+            while self.under_way > 0 {
+                self.wait(|_, _| ());
+            }
         }
     }
 }
