@@ -12,7 +12,7 @@ help:
 	@echo '             and compare with the resident run'
 	@echo 'make test    everything that can be checked on this machine, and what was skipped'
 	@echo 'make build   the library and the command line: target/release'
-	@echo 'make lib     only what an engine links: libhotset.a'
+	@echo 'make lib     only what an engine links: libhotset.a (FEATURES=io-uring: with reads by an io_uring)'
 	@echo 'make llama   stock llama.cpp with hotset in it: target/llama/release/hotset-llama'
 	@echo 'make llama-fork   the same with the patched engine: target/llama-fork/release/hotset-llama'
 	@echo 'make setup   only install what is missing (cmake, a C++ compiler, libclang)'
@@ -27,8 +27,9 @@ setup:
 build:
 	$(CARGO) build --release
 
+# FEATURES=io-uring: reads by an io_uring too, on Linux
 lib:
-	$(CARGO) build --release --lib --no-default-features
+	$(CARGO) build --release --lib --no-default-features $(if $(FEATURES),--features $(FEATURES))
 	@echo "$${CARGO_TARGET_DIR:-target}/release/libhotset.a, to be included with -Iinclude"
 
 llama:

@@ -25,6 +25,10 @@ fn logits_through_slots_are_the_resident_ones() {
                 assert_eq!(run["logits_fnv"], resident["logits_fnv"], "{flags}");
                 assert_eq!(run["text"], resident["text"], "{flags}");
                 assert_eq!(run["finite"], true, "{flags}");
+                // who reads is what was asked for, or why not is said
+                let asked = if io == "direct" { "io_uring" } else { "threads" };
+                let (by, why) = (&run["read_by"], &run["read_by_reason"]);
+                assert_eq!(by == asked, why == "as asked for" || io == "buffered", "{flags}: {by} {why}");
                 assert!(number(&run, "misses") > 0 && number(&run, "hits") > 0, "{flags}");
                 assert_eq!(number(&run, "dropped") + number(&run, "swapped"), 0, "{flags}");
             }
