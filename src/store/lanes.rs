@@ -58,7 +58,8 @@ impl Gate {
     }
 }
 
-/// Where one thread that stands for all lanes gets its jobs.
+/// Where a lane, or the one thread that stands for all, gets its jobs.
+#[derive(Clone)]
 pub(super) struct Intake {
     jobs: Receiver<Job>,
     ahead: Receiver<Job>,
@@ -85,6 +86,18 @@ impl Intake {
             Err(TryRecvError::Empty) => self.ahead.try_recv().map_or(Now::Nothing, Now::Ahead),
             // Lanes drops both queues together: what is left of the second is the rest.
             Err(TryRecvError::Disconnected) => self.ahead.try_recv().map_or(Now::Ended, Now::Ahead),
+        }
+    }
+
+    /// The next job, waited for; None when both queues have ended.
+    fn next(&self) -> Option<Job> {
+        match self.now(true) {
+            Now::Job(job) | Now::Ahead(job) => Some(job),
+            Now::Ended => None,
+            Now::Nothing => select! {
+                recv(self.jobs) -> job => job.ok().or_else(|| self.ahead.try_recv().ok()),
+                recv(self.ahead) -> job => job.ok().or_else(|| self.jobs.recv().ok()),
+            },
         }
     }
 
@@ -116,24 +129,19 @@ impl Lanes {
         queue: usize,
         mut lane: impl FnMut() -> Result<R>,
     ) -> Result<Lanes> {
-        let ((sender, receiver), (ahead_sender, ahead_receiver)) = (bounded(queue), bounded(queue));
         // on an early return this ends the lanes already started
-        let mut lanes = Lanes {
-            queue: Some(sender),
-            ahead: Some(ahead_sender),
-            threads: Vec::with_capacity(n),
-            gate: Arc::new(Gate::new(n)),
-            bell: None,
-        };
+        let (mut lanes, intake) = Lanes::idle(n, queue, None);
         for i in 0..n {
             let mut run = lane()?;
-            let (jobs, gate) = (receiver.clone(), lanes.gate.clone());
-            let ahead = if i == 0 && n > 1 { never() } else { ahead_receiver.clone() };
+            let mut intake = intake.clone();
+            if i == 0 && n > 1 {
+                intake.ahead = never();
+            }
             let thread = Builder::new()
                 .name(format!("hotset-io-{i}"))
                 .spawn(move || {
-                    while let Some(job) = next(&jobs, &ahead) {
-                        gate.pass(|| run(job));
+                    while let Some(job) = intake.next() {
+                        intake.gate.pass(|| run(job));
                     }
                 })
                 .map_err(|e| err!(Memory, "cannot start I/O thread {i} of {n}: {e}"))?;
@@ -150,14 +158,21 @@ impl Lanes {
         bell: Bell,
         serve: impl FnOnce(&Intake) + Send + 'static,
     ) -> Result<Lanes> {
-        let ((sender, jobs), (ahead_sender, ahead)) = (bounded(queue), bounded(queue));
-        let gate = Arc::new(Gate::new(n));
-        let intake = Intake { jobs, ahead, gate: gate.clone(), n };
+        let (mut lanes, intake) = Lanes::idle(n, queue, Some(bell));
         let thread = Builder::new()
             .name("hotset-io".into())
             .spawn(move || serve(&intake))
             .map_err(|e| err!(Memory, "cannot start the I/O thread: {e}"))?;
-        Ok(Lanes { queue: Some(sender), ahead: Some(ahead_sender), threads: vec![thread], gate, bell: Some(bell) })
+        lanes.threads.push(thread);
+        Ok(lanes)
+    }
+
+    /// The queues, and no threads yet.
+    fn idle(n: usize, queue: usize, bell: Option<Bell>) -> (Lanes, Intake) {
+        let ((sender, jobs), (ahead_sender, ahead)) = (bounded(queue), bounded(queue));
+        let gate = Arc::new(Gate::new(n));
+        let intake = Intake { jobs, ahead, gate: gate.clone(), n };
+        (Lanes { queue: Some(sender), ahead: Some(ahead_sender), threads: Vec::with_capacity(n), gate, bell }, intake)
     }
 
     /// No threads: every job comes back.
@@ -191,20 +206,6 @@ impl Lanes {
     /// How many more jobs `submit_ahead` would take now.
     pub fn room_ahead(&self) -> usize {
         self.ahead.as_ref().map_or(0, |q| q.capacity().unwrap_or(0).saturating_sub(q.len()))
-    }
-}
-
-/// A lane's next job; None when both queues have ended.
-fn next(jobs: &Receiver<Job>, ahead: &Receiver<Job>) -> Option<Job> {
-    match jobs.try_recv() {
-        Ok(job) => return Some(job),
-        // Lanes drops both queues together: what is left of the second is the rest.
-        Err(TryRecvError::Disconnected) => return ahead.try_recv().ok(),
-        Err(TryRecvError::Empty) => {}
-    }
-    select! {
-        recv(jobs) -> job => job.ok().or_else(|| ahead.try_recv().ok()),
-        recv(ahead) -> job => job.ok().or_else(|| jobs.recv().ok()),
     }
 }
 

@@ -127,16 +127,7 @@ impl Store {
             sources.push(SourceFile::open(&pack.path, pack.file_bytes, mode, |file| wrap(i, file))?);
             read_from = i..i + 1;
         }
-        let read_from = &sources[read_from];
-        let mut io = source::report(mode, read_from);
-        let uring = match ring::open(config.read_by, read_from, config.lanes) {
-            _ if !in_slots => None,
-            Ok(uring) => Some(uring),
-            Err(why) => {
-                io.by_reason = why;
-                None
-            }
-        };
+        let mut io = source::report(mode, &sources[read_from.clone()]);
 
         let bounce = if source::needs_bounce(&sources) { config.bounce_size() } else { 0 };
         let n_lanes = if in_slots { config.lanes } else { 0 };
@@ -174,18 +165,21 @@ impl Store {
             committed: AtomicU64::new(0),
             closing: AtomicBool::new(false),
         });
-        let lanes = match uring {
+        let lanes = match ring::open(shared.config.read_by, &shared.files[read_from], n_lanes) {
             _ if !in_slots => Lanes::none(),
-            Some(uring) => {
+            Ok(uring) => {
                 io.by = ReadBy::Ring;
                 let bounces = (0..n_lanes).map(|_| Bounce::new(bounce)).collect::<Result<_>>()?;
                 let (bell, shared) = (uring.bell(), shared.clone());
                 Lanes::start_one(n_lanes, queue, bell, move |intake| ring::serve(&shared, uring, bounces, intake))?
             }
-            None => Lanes::start(n_lanes, queue, || {
-                let (shared, mut reader) = (shared.clone(), Reader::new(Bounce::new(bounce)?));
-                Ok(move |job| shared.run(job, &mut reader))
-            })?,
+            Err(why) => {
+                io.by_reason = why;
+                Lanes::start(n_lanes, queue, || {
+                    let (shared, mut reader) = (shared.clone(), Reader::new(Bounce::new(bounce)?));
+                    Ok(move |job| shared.run(job, &mut reader))
+                })?
+            }
         };
         Ok(Store { lanes, shared, own, io, staging_bytes })
     }

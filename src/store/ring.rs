@@ -39,7 +39,7 @@ pub(super) fn serve(shared: &Shared, uring: Uring, bounces: Vec<Bounce>, intake:
     let places: Vec<Place> = bounces.into_iter().map(|bounce| Place { bounce, now: None }).collect();
     let free = (0..places.len()).rev().collect();
     let ends = Vec::with_capacity(places.len());
-    let mut ring = Ring { shared, uring, places, free, n_ahead: 0, ends };
+    let mut ring = Ring { shared, uring, places, free, ends };
     loop {
         match ring.fill(intake) {
             Filled::Ended if ring.busy() == 0 => return,
@@ -63,8 +63,6 @@ struct Ring<'a> {
     uring: Uring,
     places: Vec<Place<'a>>,
     free: Vec<usize>,
-    /// Of those under way, the ones that nobody waits for.
-    n_ahead: usize,
     /// Of one `wait`: places, and what their calls came to. Empty between.
     ends: Vec<(usize, io::Result<usize>)>,
 }
@@ -98,29 +96,30 @@ impl Ring<'_> {
         self.places.len() - self.free.len()
     }
 
+    /// Of those under way, the ones that nobody waits for.
+    fn n_ahead(&self) -> usize {
+        self.places.iter().filter(|p| p.now.as_ref().is_some_and(|now| now.ahead)).count()
+    }
+
     /// Begins jobs while there is room.
     fn fill(&mut self, intake: &Intake) -> Filled {
         let active = intake.active();
-        while self.busy() < active {
+        while let Some(&place) = self.free.last().filter(|_| self.busy() < active) {
             // of several places one stays for what is waited for
-            let ahead = active == 1 || self.n_ahead + 1 < active;
+            let ahead = active == 1 || self.n_ahead() + 1 < active;
             let (job, of_ahead) = match intake.now(ahead) {
                 Now::Job(job) => (job, false),
                 Now::Ahead(job) => (job, true),
                 Now::Nothing => return Filled::Room { ahead },
                 Now::Ended => return Filled::Ended,
             };
-            match (self.shared.begin(job), self.free.pop()) {
-                (Ok(transfer), Some(i)) => {
-                    self.n_ahead += usize::from(of_ahead);
-                    self.places[i].now = Some(UnderWay { job, ahead: of_ahead, transfer, offset: 0 });
-                    self.call(i);
+            match self.shared.begin(job) {
+                Ok(transfer) => {
+                    self.free.pop();
+                    self.places[place].now = Some(UnderWay { job, ahead: of_ahead, transfer, offset: 0 });
+                    self.call(place);
                 }
-                (Ok(_), None) => self.shared.finish(job, Err(err!(Internal, "no place for a read"))),
-                (Err(e), place) => {
-                    self.free.extend(place);
-                    self.shared.finish(job, Err(e));
-                }
+                Err(e) => self.shared.finish(job, Err(e)),
             }
         }
         Filled::Full
@@ -166,7 +165,6 @@ impl Ring<'_> {
     fn end(&mut self, place: usize, outcome: Result<()>) {
         let Some(now) = self.places[place].now.take() else { return };
         self.free.push(place);
-        self.n_ahead -= usize::from(now.ahead);
         self.shared.finish(now.job, outcome);
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hotset::ErrorKind;
 use hotset::store::{ReadAt, Store, StoreConfig};
 
-use crate::model::{ALL, Model, RING, config, slice_of, small};
+use crate::model::{ALL, Model, RING, config, slice_of, small, until};
 
 /// A source whose next reads fail, are cut, or take their time.
 struct Faulty {
@@ -293,16 +293,9 @@ fn a_read_ahead_that_fails_or_lasts_harms_nobody() {
     let m = small();
     for how in ALL {
         let (store, plan) = faulty(&m, config(4, 2, how));
-        let over = |slot| {
-            let end = Instant::now() + Duration::from_secs(20);
-            while !store.is_over(1, slot, None).unwrap() {
-                assert!(Instant::now() < end, "no hang");
-                std::thread::yield_now();
-            }
-        };
         plan.errno.store(libc::EIO as u32, SeqCst);
         assert!(store.fetch_ahead(1, 2, 3).unwrap());
-        over(3);
+        until(|| store.is_over(1, 3, None).unwrap());
         store.wait_layer(1).unwrap();
         store.adopt(1, 3).unwrap();
         assert_eq!(store.wait_layer(1).unwrap_err().kind, ErrorKind::Io);

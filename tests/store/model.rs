@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hotset::model::{ExpertTable, ExpertTensor, MoeLayer, Part, Projection};
 use hotset::store::{IoMode, ReadAt, ReadBy, Store, StoreConfig, page_bytes};
@@ -115,6 +115,15 @@ pub fn slot_of(store: &Store, layer: usize, slot: u32) -> &[u8] {
     assert!(start + stride <= bytes);
     // SAFETY: inside the region; the first slice begins in the first page of its slot.
     unsafe { std::slice::from_raw_parts(region.wrapping_add(start as usize), stride as usize) }
+}
+
+/// Waits for what another thread does, with a bound.
+pub fn until(done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// How reads are made.

@@ -5,12 +5,12 @@ use std::io::{self, IoSliceMut};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hotset::ErrorKind;
 use hotset::store::{ReadAt, Stamp, Store, StoreConfig};
 
-use crate::model::{ALL, Model, THREADS, config, slice_of};
+use crate::model::{ALL, Model, THREADS, config, slice_of, until};
 
 const CHUNK: u64 = 64 << 10;
 
@@ -36,14 +36,6 @@ struct Plan {
     reads: AtomicI64,
     in_flight: AtomicI64,
     most: AtomicI64,
-}
-
-fn until(done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(20));
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 impl Touchy {

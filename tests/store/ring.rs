@@ -4,12 +4,12 @@
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
 use std::os::fd::FromRawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hotset::ErrorKind;
 use hotset::store::{ReadAt, ReadBy, Stamp, Store, StoreConfig};
 
-use crate::model::{BUFFERED, Model, RING, THREADS, config, small};
+use crate::model::{BUFFERED, Model, RING, THREADS, config, small, until};
 
 /// A model's file, but what the ring reads is something else.
 struct Instead {
@@ -61,14 +61,6 @@ fn pipe() -> (File, File) {
     // SAFETY: both are new, and nobody else has them.
     let end = |fd| unsafe { File::from_raw_fd(fd) };
     (end(fds[0]), end(fds[1]))
-}
-
-fn until(done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(20));
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// The blocks of an expert of layer 0, as the drive would bring them.
